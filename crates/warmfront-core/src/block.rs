@@ -1,0 +1,1 @@
+//! Tokens or bytes → blocks → sequence hashes.

@@ -1,0 +1,126 @@
+//! The part of the configuration that the core needs, handed over by Python as one JSON object.
+//!
+//! Defaults, ranges and reasons live in `python/warmfront/config.py` (`CoreConfig`); here is only the shape. Field names
+//! are equal on both sides; unknown fields are refused so that the two cannot drift apart.
+
+use serde::Deserialize;
+
+/// Everything the data process has to know at start.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CoreConfig {
+    pub front: FrontConfig,
+    pub upstream: UpstreamConfig,
+    pub index: IndexConfig,
+    pub kv: KvConfig,
+    pub queues: QueueConfig,
+    pub control: ControlConfig,
+    pub log: LogConfig,
+    /// The metric catalogue: one list feeds registration here, the reference page and the dashboards.
+    pub metrics: Vec<MetricConfig>,
+    pub label_values_max: usize,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FrontConfig {
+    /// `host:port`; port 0 picks a free one.
+    pub listen: String,
+    pub io_threads: usize,
+    pub compute_threads: usize,
+    pub body_bytes_max: usize,
+    pub header_bytes_max: usize,
+    pub headers_max: usize,
+    pub header_timeout_s: f64,
+    pub body_timeout_s: f64,
+    pub idle_timeout_s: f64,
+    /// A client that takes no byte for so long loses its stream.
+    pub write_timeout_s: f64,
+    pub connections_max: usize,
+    pub expose_headers: bool,
+    pub grace_s: f64,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct UpstreamConfig {
+    pub connect_timeout_s: f64,
+    /// From the request sent to the first byte of the answer.
+    pub first_byte_timeout_s: f64,
+    pub idle_connections_per_server: usize,
+    pub idle_timeout_s: f64,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct IndexConfig {
+    /// Upper bound of (replica, block) facts over all pools.
+    pub facts_max: usize,
+    /// Seed of the sequence hashes. Routers that exchange facts must agree on it.
+    pub seed: u64,
+    pub predicted_ttl_s: f64,
+    /// For replicas without KV events.
+    pub approximate_ttl_s: f64,
+    pub block_bytes: usize,
+    /// Block size assumed until an engine tells its own.
+    pub block_size_default: u32,
+    pub segment_cache_bytes: usize,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct KvConfig {
+    pub message_bytes_max: usize,
+    pub replay_timeout_s: f64,
+    pub replay_check_interval_s: f64,
+    pub reconnect_delay_s: f64,
+    pub reconnect_delay_s_max: f64,
+    pub unknown_parents_max: u64,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct QueueConfig {
+    pub events_max: usize,
+    pub commands_max: usize,
+    pub batch_max: usize,
+    pub tick_interval_s: f64,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ControlConfig {
+    /// Command line of the control process; empty: none is started (tests, embedding).
+    pub command: Vec<String>,
+    /// Path of the Unix socket on which the control process reports.
+    pub socket: String,
+    pub restart_delay_s: f64,
+    pub restart_delay_s_max: f64,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LogConfig {
+    /// `error`, `warn`, `info`, `debug` or `trace`.
+    pub level: String,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MetricConfig {
+    pub name: String,
+    pub kind: MetricKind,
+    pub help: String,
+    pub labels: Vec<String>,
+    /// Upper bounds of a histogram's buckets, in the metric's unit.
+    #[serde(default)]
+    pub buckets: Vec<f64>,
+}
+
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "lowercase")]
+pub enum MetricKind {
+    Counter,
+    Gauge,
+    Histogram,
+}

@@ -1,0 +1,1 @@
+//! One index, two feeds: which replica holds which block.

@@ -1,0 +1,16 @@
+//! The part of warmfront that handles bytes, tokens, blocks and chunks.
+//!
+//! Knows no Python: everything that happens leaves through [`mailbox`] as an event, everything it should do comes back
+//! as a command. One idea a module; see `docs/explanation/architecture.md`.
+
+pub mod block;
+pub mod clock;
+pub mod config;
+pub mod error;
+pub mod fleet;
+pub mod http;
+pub mod index;
+pub mod kv;
+pub mod mailbox;
+pub mod metrics;
+pub mod tokenize;

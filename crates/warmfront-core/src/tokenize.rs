@@ -1,0 +1,1 @@
+//! Chat template and tokenizer, giving the token ids that the engine computes.

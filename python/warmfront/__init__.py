@@ -1,0 +1,1 @@
+"""warmfront: routes LLM requests by the KV cache that replicas really hold."""

@@ -1,0 +1,388 @@
+"""One tree of configuration, from defaults to what the core is handed.
+
+Sources, weakest first: default, YAML file, environment (`WARMFRONT_FRONT__LISTEN=…`), `--set front.listen=…`. An error
+names the path and the source. Only this module reads the environment; code receives the sub-struct it needs.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+import yaml
+from msgspec import Meta, Struct
+
+from warmfront.errors import ConfigError
+
+Positive = Annotated[float, Meta(gt=0)]
+Count = Annotated[int, Meta(ge=1)]
+
+
+class FrontConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """The port that clients talk to."""
+
+    listen: str = "127.0.0.1:8080"
+    """Address and port for clients. Loopback by default: exposing it is a decision. Port 0 picks a free one."""
+    io_threads: Count = 1
+    """Threads that accept, relay and receive KV events. One carries about 1,000 streams at 50 tokens/s."""
+    compute_threads: Annotated[int, Meta(ge=0)] = 0
+    """Threads that render and tokenize long prompts; 0: one for each core."""
+    body_bytes_max: Count = 64 * 1024 * 1024
+    """Larger request bodies are answered with 413."""
+    header_bytes_max: Annotated[int, Meta(ge=8192)] = 64 * 1024
+    """Larger header blocks are answered with 431."""
+    headers_max: Annotated[int, Meta(ge=16)] = 128
+    """More header lines are answered with 431."""
+    header_timeout_s: Positive = 10.0
+    """How long a client may take to send a request's header."""
+    body_timeout_s: Positive = 60.0
+    """How long a client may pause while it sends a body."""
+    idle_timeout_s: Positive = 75.0
+    """How long a connection may stay open between requests. Longer than the 60 s of common load balancers."""
+    write_timeout_s: Positive = 120.0
+    """A client that takes no byte for so long loses its stream: its buffers are bounded, its patience is not."""
+    connections_max: Count = 16384
+    """Connections beyond this are closed at once."""
+    expose_headers: bool = True
+    """Add `x-warmfront-replica` and `x-warmfront-predicted-cached-tokens` to responses."""
+    grace_s: Annotated[float, Meta(ge=0)] = 30.0
+    """After a termination signal, how long streams may take to end. Kubernetes kills after 30 s by default."""
+
+
+class UpstreamConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """Connections to engines."""
+
+    connect_timeout_s: Positive = 2.0
+    """A server that does not accept within this is skipped: the next choice is tried."""
+    first_byte_timeout_s: Positive = 600.0
+    """From the request sent to the first byte of the answer. Long: a non-streaming answer comes only at its end."""
+    idle_connections_per_server: Count = 256
+    """Kept-alive connections for reuse."""
+    idle_timeout_s: Positive = 4.0
+    """Below the 5 s after which vLLM's HTTP server closes an idle connection, so that reuse never races with it."""
+
+
+class IndexConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """The index of which replica holds which block."""
+
+    facts_max: Count = 20_000_000
+    """Bound on (replica, block) facts; about 16 to 80 bytes each. Beyond it predicted facts go first."""
+    seed: Annotated[int, Meta(ge=0)] = 0
+    """Seed of the sequence hashes. Routers that exchange facts must agree on it."""
+    predicted_ttl_s: Positive = 10.0
+    """How long a dispatch counts as cached before an event confirms it, where the engine publishes events."""
+    approximate_ttl_s: Positive = 600.0
+    """The same where the engine publishes none."""
+    block_bytes: Annotated[int, Meta(ge=16)] = 256
+    """Size of a block of bytes where no tokenizer is known."""
+    block_size_default: Count = 16
+    """Tokens a block until an engine tells its own (vLLM on GPU: 16)."""
+    segment_cache_bytes: Annotated[int, Meta(ge=0)] = 256 * 1024 * 1024
+    """Memory for already tokenized prompt segments."""
+
+
+class KvConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """KV event streams."""
+
+    message_bytes_max: Count = 64 * 1024 * 1024
+    """Larger messages are dropped and counted; the stream is treated as after a gap."""
+    replay_timeout_s: Positive = 5.0
+    """How long a replay may pause before it counts as failed. Malformed requests are never answered by the engine."""
+    replay_check_interval_s: Positive = 10.0
+    """How often a quiet stream is asked for what may have been lost at its end."""
+    reconnect_delay_s: Positive = 0.2
+    """First pause before an event socket is opened again; doubles up to `reconnect_delay_s_max`."""
+    reconnect_delay_s_max: Positive = 5.0
+    """Longest such pause."""
+    unknown_parents_max: Count = 64
+    """Stores with unknown parents in a row before the stream is treated as after a gap."""
+
+
+class QueueConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """The two queues around the router."""
+
+    events_max: Count = 65536
+    """Arrivals beyond this are answered with 503."""
+    commands_max: Count = 65536
+    """The deciding thread waits beyond this."""
+    batch_max: Count = 256
+    """Events handed to the router at once."""
+    tick_interval_s: Positive = 0.25
+    """How often time is told while something waits, and how often token gaps are reported."""
+
+
+class ControlConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """The control process: discovery, probing, admin API."""
+
+    admin_listen: str = "127.0.0.1:8081"
+    """Address of the admin API. Loopback by default."""
+    probe_interval_s: Positive = 1.0
+    """How often each server is asked for health and load."""
+    probe_timeout_s: Positive = 2.0
+    """How long such a question may take."""
+    unready_after: Count = 3
+    """Failed probes in a row before a server counts as not ready."""
+    restart_delay_s: Positive = 0.5
+    """First pause before a dead control process is started again; doubles up to `restart_delay_s_max`."""
+    restart_delay_s_max: Positive = 30.0
+    """Longest such pause."""
+
+
+class EventsConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """Where one server publishes KV events, when it cannot tell by itself."""
+
+    endpoint: str
+    """`tcp://host:port` of rank 0; rank r is expected at port + r."""
+    replay: str | None = None
+    """The same for replay."""
+    topic: str = ""
+    """Topic prefix to subscribe to; empty: all."""
+
+
+class ServerConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """One engine server."""
+
+    url: str
+    """`http://host:port`."""
+    engine: str = "auto"
+    """`vllm`, `generic` or `auto`: found out by probing."""
+    events: EventsConfig | Literal["auto", "off"] = "auto"
+    """`auto`: ask the server, then try the engine's default port."""
+    headers: dict[str, str] = {}
+    """Added to every request to this server, for example its API key."""
+    block_size: Annotated[int, Meta(ge=1)] | None = None
+    """Overrides what the engine says."""
+
+
+class ModelConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """What is known about one served model."""
+
+    tokenizer: str | None = None
+    """Directory or `tokenizer.json`; the engine's own model directory is used when it is readable here."""
+    chat_template: str | None = None
+    """File that replaces the tokenizer's own template, as `--chat-template` of the engine."""
+    content_format: Literal["auto", "string", "openai"] = "auto"
+    """As `--chat-template-content-format` of the engine."""
+    template_kwargs: dict[str, Any] = {}
+    """As `--default-chat-template-kwargs` of the engine."""
+    exclude_tools_when_none: bool = False
+    """As `--exclude-tools-when-tool-choice-none` of the engine."""
+    trust_request_template: bool = False
+    """As `--trust-request-chat-template` of the engine."""
+
+
+class FleetConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """The servers and models."""
+
+    servers: list[ServerConfig] = []
+    """Static list of engine servers."""
+    tokenizer: str | None = None
+    """For all models without one of their own."""
+    models: dict[str, ModelConfig] = {}
+    """By served name."""
+
+
+class CostConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """`marginal_cost`. Only the two targets are the operator's; the rest moves results by less than 5 %."""
+
+    ttft_target_s: Positive = 2.0
+    """S_ttft: how a second of first-token delay trades against decode slowness."""
+    tpot_target_s: Positive = 0.1
+    """S_tpot."""
+    arrival_weight: Annotated[float, Meta(ge=0)] = 3.0
+    """k_F: delay imposed on future arrivals."""
+    price_max: Annotated[float, Meta(ge=1)] = 60.0
+    """X_max: how many times a recomputation may be worth."""
+    utilisation_max: Annotated[float, Meta(gt=0, lt=1)] = 0.95
+    """Cap of the utilisation in the price."""
+    memory_threshold: Annotated[float, Meta(ge=0, lt=1)] = 0.65
+    """u0: share of KV memory in use above which memory costs."""
+    memory_weight: Annotated[float, Meta(ge=0)] = 1.0
+    """k_M."""
+    eviction_weight: Annotated[float, Meta(ge=0)] = 1.0
+    """k_E."""
+    regret_prior: Annotated[float, Meta(ge=0, le=1)] = 0.4
+    """g0: probability that an evicted token is wanted again, before anything is known."""
+    regret_prior_evictions: Positive = 2000.0
+    """k: pseudo-evictions behind that prior."""
+    copy_horizon_s: Annotated[float, Meta(ge=0)] = 10.0
+    """T_h: horizon over which a new copy of a hot prefix is paid off."""
+    future_weight: Annotated[float, Meta(ge=0)] = 0.5
+    """k_D: weight of the conversation's later turns."""
+    future_turns_max: Annotated[float, Meta(ge=0)] = 60.0
+    """Cap of N_T."""
+    fleet_mix: Annotated[float, Meta(ge=0, le=1)] = 0.5
+    """Share of the fleet mean in the price of prefill work."""
+    prefill_prior_s: Positive = 110e-6
+    """Seconds a prefill token before anything was measured; wrong by up to 2× is harmless."""
+    decode_prior_s: Positive = 25e-3
+    """Seconds a decode step before anything was measured."""
+    decode_prior_token_s: Positive = 20e-9
+    """Seconds a token of context in a decode step before anything was measured."""
+
+
+class PolicyConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """How a replica is chosen."""
+
+    name: str = "marginal_cost"
+    """`marginal_cost`, `round_robin`, `random`, `least_loaded`, `power_of_two`, `session`, `prefix_hash`, or a plugin."""
+    seed: int = 0
+    """Seed of everything random in decisions."""
+    load_bound: Annotated[float, Meta(ge=1)] = 1.25
+    """`prefix_hash`: no replica takes more than this multiple of the mean load."""
+    cost: CostConfig = CostConfig()
+    """Constants of `marginal_cost`."""
+
+
+class FlowConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """Requests that wait for a ready replica."""
+
+    queue_max: Annotated[int, Meta(ge=0)] = 1024
+    """Waiting requests; the newest beyond it is shed."""
+    queue_timeout_s: Positive = 30.0
+    """How long a request may wait before it is shed. Clients usually give up after 60 s."""
+
+
+class RouterConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """The deciding part."""
+
+    policy: PolicyConfig = PolicyConfig()
+    """How a replica is chosen."""
+    flow: FlowConfig = FlowConfig()
+    """Requests that wait."""
+    choices_max: Count = 3
+    """Candidates of one dispatch: the first plus fallbacks for failed connections."""
+    retries_max: Annotated[int, Meta(ge=0)] = 1
+    """New decisions for a request whose choices could all not be reached."""
+    record: str | None = None
+    """File that receives every event, command and overlap answer; no prompt text."""
+
+
+class LogConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """Logs: one JSON line each, to stderr."""
+
+    level: Literal["error", "warn", "info", "debug"] = "info"
+    """`info` is for state changes an operator acts on, `debug` for single requests."""
+
+
+class MetricsConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """Metrics on the clients' port under `/metrics`."""
+
+    label_values_max: Count = 256
+    """Values a label may take in one metric; the rest count under `other`."""
+
+
+class Config(Struct, frozen=True, forbid_unknown_fields=True):
+    """Everything."""
+
+    front: FrontConfig = FrontConfig()
+    """The port that clients talk to."""
+    upstream: UpstreamConfig = UpstreamConfig()
+    """Connections to engines."""
+    fleet: FleetConfig = FleetConfig()
+    """Servers and models."""
+    router: RouterConfig = RouterConfig()
+    """The deciding part."""
+    index: IndexConfig = IndexConfig()
+    """Which replica holds which block."""
+    kv: KvConfig = KvConfig()
+    """KV event streams."""
+    queues: QueueConfig = QueueConfig()
+    """The two queues around the router."""
+    control: ControlConfig = ControlConfig()
+    """Discovery, probing, admin API."""
+    log: LogConfig = LogConfig()
+    """Logs."""
+    metrics: MetricsConfig = MetricsConfig()
+    """Metrics."""
+
+
+def load(
+    *,
+    path: Path | None = None,
+    environment: Mapping[str, str] | None = None,
+    overrides: Sequence[str] = (),
+) -> Config:
+    """Merge all sources, weakest first, and validate.
+
+    Args:
+        path: YAML file.
+        environment: Defaults to the process's own. Only names that begin with `WARMFRONT_` and hold `__` count.
+        overrides: `path.to.field=value`, the value in YAML.
+
+    Raises:
+        ConfigError: Names the path inside the configuration and the source of the bad value.
+    """
+    layers = [*_file_layer(path), *_environment_layers(os.environ if environment is None else environment)]
+    layers += [_override_layer(text) for text in overrides]
+    merged: dict[str, Any] = {}
+    for source, layer in layers:
+        _check(layer, source)
+        merged = _merge(merged, layer)
+    return _convert(merged, "merged configuration")
+
+
+def _file_layer(path: Path | None) -> list[tuple[str, dict[str, Any]]]:
+    if path is None:
+        return []
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path} is not YAML: {error}") from error
+    if content is None:
+        return []
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path}: expected a mapping, got {type(content).__name__}")
+    return [(str(path), content)]
+
+
+def _environment_layers(environment: Mapping[str, str]) -> list[tuple[str, dict[str, Any]]]:
+    names = sorted(name for name in environment if name.startswith("WARMFRONT_") and "__" in name)
+    return [
+        ("environment", _nest(name.removeprefix("WARMFRONT_").lower().split("__"), environment[name])) for name in names
+    ]
+
+
+def _override_layer(text: str) -> tuple[str, dict[str, Any]]:
+    path, equals, value = text.partition("=")
+    if not equals or not path:
+        raise ConfigError(f"--set {text}: expected path.to.field=value")
+    return "--set", _nest(path.strip().split("."), value)
+
+
+def _nest(path: Sequence[str], text: str) -> dict[str, Any]:
+    try:
+        value: Any = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{'.'.join(path)}: {text!r} is not YAML: {error}") from error
+    for name in reversed(path):
+        value = {name: value}
+    assert isinstance(value, dict)
+    return value
+
+
+def _merge(weak: dict[str, Any], strong: dict[str, Any]) -> dict[str, Any]:
+    """Merge mappings key by key; everything else, lists among it, is replaced whole."""
+    merged = dict(weak)
+    for name, value in strong.items():
+        below = merged.get(name)
+        merged[name] = _merge(below, value) if isinstance(below, dict) and isinstance(value, dict) else value
+    return merged
+
+
+def _check(layer: dict[str, Any], source: str) -> None:
+    _convert(layer, source)
+
+
+def _convert(tree: dict[str, Any], source: str) -> Config:
+    try:
+        return msgspec.convert(tree, Config)
+    except msgspec.ValidationError as error:
+        message, _, where = str(error).partition(" - at `$.")
+        path = where.rstrip("`") or "configuration"
+        raise ConfigError(f"{path}: {message[:1].lower()}{message[1:]} ({source})") from error
