@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import compress
 from random import Random
 from typing import Protocol
 
@@ -57,7 +58,9 @@ class Fleet:
         self.membership = 0
         """Grows whenever a slot gets or loses its replica."""
         self.eligible: list[Slot] = []
-        """Slots that may be chosen: present, ready, and not tried already by the request in hand."""
+        """Slots that may be chosen: present, ready, and not tried already by the request in hand. Set by `allow`."""
+        self.is_eligible: list[bool] = []
+        """The same as a column."""
         self.choices_max = 1
 
         self.id: list[str | None] = []
@@ -85,6 +88,10 @@ class Fleet:
         """K: prompt tokens plus half the expected outputs of all requests in flight."""
         self.output_tokens: list[float] = []
         """Expected output tokens of all requests in flight."""
+        self.next_step_s: list[float] = []
+        """τ(B + 1, K): seconds between two tokens with one more request, without that request's own context."""
+        self.next_step_token_s: list[float] = []
+        """What each token of that context adds for all of them: θ2·(B + 1)."""
         self.last_used: list[int] = []
         """Number of the last dispatch; smaller means longer ago, so ties by it rotate."""
         self.arrivals: list[float] = []
@@ -98,6 +105,21 @@ class Fleet:
     def slots(self) -> int:
         """Rows."""
         return len(self.id)
+
+    def allow(self, slots: list[Slot]) -> None:
+        """Say which slots may be chosen."""
+        self.eligible = slots
+        self.is_eligible = [False] * self.slots
+        for slot in slots:
+            self.is_eligible[slot] = True
+
+    def total(self, column: list[float] | list[int]) -> float:
+        """Sum a column over the eligible slots."""
+        return sum(column if len(self.eligible) == self.slots else compress(column, self.is_eligible))
+
+    def deepest(self, column: list[int]) -> int:
+        """Return the largest value of a column of an overlap among the eligible slots."""
+        return max(compress(column, self.is_eligible), default=0)
 
     def decay(self) -> float:
         """Factor that brings `arrivals` and `work_s` to the present."""
@@ -140,11 +162,13 @@ def capped_tokens(depth: int, prompt_tokens: int, block_size: int | None) -> int
     A hit of the whole prompt counts one block less: at most `(prompt_tokens - 1) // block_size` blocks are found.
     Source: vLLM contract, "a hit is capped".
     """
-    last = prompt_tokens - 1
-    if last <= 0:
-        return 0
-    limit = last // block_size * block_size if block_size else last
-    return min(depth, limit)
+    return min(depth, cached_tokens_max(prompt_tokens, block_size))
+
+
+def cached_tokens_max(prompt_tokens: int, block_size: int | None) -> int:
+    """Return the longest hit that an engine can have on a prompt, in tokens."""
+    last = max(0, prompt_tokens - 1)
+    return last // block_size * block_size if block_size else last
 
 
 def no_overlap(fleet: Fleet) -> Overlap:

@@ -20,6 +20,8 @@ TURN_BUCKETS = 8
 CONTINUATION_PRIOR = (6.0, 10.0)
 """Successors over requests, before anything is known: 0.6 later requests each."""
 CONTINUATION_FORGET = 0.999
+CONTINUATION_INTERVAL = 16
+"""Arrivals between two solutions for N_T."""
 OUTPUT_PRIOR_TOKENS = 200.0
 OUTPUT_TOKENS_MIN = 8.0
 NEW_PRIOR_TOKENS = 500.0
@@ -49,7 +51,7 @@ class Credit:
         """Return the row for an age; negative means never sent."""
         if age_s < 0:
             return AGE_BUCKETS
-        return 0 if age_s < 0.25 else min(AGE_BUCKETS - 1, 1 + int(math.log2(age_s * 4.0)))
+        return min(AGE_BUCKETS - 1, int(age_s * 4.0).bit_length())
 
     def learn(self, bucket: int, *, exact: bool, predicted_tokens: int, reported_tokens: int) -> None:
         """Compare one answer with its prediction. More than predicted counts as all of it."""
@@ -69,6 +71,7 @@ class Continuation:
         self._turns_max = turns_max
         self._successors = [successors] * TURN_BUCKETS
         self._requests = [requests] * TURN_BUCKETS
+        self._arrivals = 0
         self.later: list[float] = [0.0] * TURN_BUCKETS
         """N_T by turn bucket."""
         self._solve()
@@ -80,7 +83,9 @@ class Continuation:
             self._successors[min(turn - 1, TURN_BUCKETS - 1)] += 1.0
         self._requests[bucket] = CONTINUATION_FORGET * self._requests[bucket] + 1.0
         self._successors[bucket] *= CONTINUATION_FORGET
-        self._solve()
+        self._arrivals += 1
+        if self._arrivals % CONTINUATION_INTERVAL == 0:
+            self._solve()
 
     def rates(self) -> list[float]:
         """Return successors per request, by turn bucket."""

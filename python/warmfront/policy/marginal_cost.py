@@ -13,11 +13,13 @@ from __future__ import annotations
 import math
 from bisect import insort
 from collections.abc import Sequence
+from itertools import compress
 
 from warmfront.config import PolicyConfig
 from warmfront.policy import prices
 from warmfront.policy.affinity import mix
-from warmfront.policy.base import RATE_WINDOW_S, Fleet, ReplicaCost, capped_tokens
+from warmfront.policy.base import RATE_WINDOW_S, Fleet, ReplicaCost, cached_tokens_max
+from warmfront.policy.estimators import TURN_BUCKETS
 from warmfront.policy.prices import Costs
 from warmfront.types import Choice, Overlap, Request, Slot
 
@@ -96,10 +98,12 @@ class MarginalCost:
 
     def _copies_gain(self, overlap: Overlap, deepest: list[int], fleet: Fleet) -> tuple[int, float]:
         """Return the deepest depth anywhere and N, the requests that would pay back one more copy of it."""
-        frontier = max([deepest[slot] for slot in fleet.eligible], default=0)
+        frontier = fleet.deepest(deepest)
         if not frontier or overlap.frontier_key is None:
             return frontier, 0.0
         rate = self._rate(overlap.frontier_key, fleet.now_s) / prices.POPULARITY_WINDOW_S
+        if not rate:
+            return frontier, 0.0
         copies = sum([deepest[slot] >= frontier for slot in fleet.eligible])
         return frontier, rate * self._config.copy_horizon_s / (copies + 1)
 
@@ -129,11 +133,6 @@ class MarginalCost:
         prompt_tokens = request.prompt_tokens
         output_tokens = learned.expected_output_tokens(request.output_tokens_max)
         alpha, beta, scales = learned.prefill.alpha, learned.prefill.beta, learned.prefill.scale
-        step_base, step_request, step_token = (
-            learned.decode.base,
-            learned.decode.per_request,
-            learned.decode.per_token,
-        )
         # Reuse: tiers whose loading costs less than computing count.
         deepest, host = overlap.device, overlap.device
         if alpha > prices.HOST_LOAD_S:
@@ -145,67 +144,72 @@ class MarginalCost:
         frontier, gain = self._copies_gain(overlap, deepest, fleet)
         full_prefill = max(1, prompt_tokens) * (alpha + 0.5 * beta * prompt_tokens)
         # What is the same for all replicas in the price of prefill work.
-        slots, mix_share = fleet.eligible, config.fleet_mix
-        in_flight, foreign = fleet.in_flight, fleet.foreign
-        own, decay = 1.0 - mix_share, fleet.decay() / RATE_WINDOW_S
-        mean = mix_share / max(1, len(slots))
+        mean = config.fleet_mix / len(fleet.eligible)
+        own, decay = 1.0 - config.fleet_mix, fleet.decay() / RATE_WINDOW_S
         stall = config.ttft_target_s / (max(8.0, output_tokens) * config.tpot_target_s)
-        price_base = 1.0 + stall * mean * sum([in_flight[slot] + foreign[slot] for slot in slots])
-        stall_own = stall * own
-        arrivals, work_s = fleet.arrivals, fleet.work_s
-        rate_mean = mean * decay * sum([arrivals[slot] for slot in slots])
-        busy_mean = mean * decay * sum([work_s[slot] for slot in slots])
-        own_decay = own * decay
-        arrival_weight, price_max, busy_max = config.arrival_weight, config.price_max, config.utilisation_max
+        price_max, busy_max = config.price_max, config.utilisation_max
+        price_base = 1.0 + stall * mean * (fleet.total(fleet.in_flight) + fleet.total(fleet.foreign))
+        price_least = min(price_base, price_max)
+        rate_mean = mean * decay * fleet.total(fleet.arrivals)
+        busy_mean = mean * decay * fleet.total(fleet.work_s)
+        stall_own, own_decay, arrival_weight = stall * own, own * decay, config.arrival_weight
+        arrivals, work_s, in_flight, foreign = fleet.arrivals, fleet.work_s, fleet.in_flight, fleet.foreign
         weight = config.ttft_target_s / config.tpot_target_s
         # Memory and conversations.
         capacity, kv_usage, outputs = fleet.capacity_tokens, fleet.kv_usage, fleet.output_tokens
         active, active_tokens, resident = overlap.active, overlap.active_tokens, overlap.resident_tokens
         evicted, regretted = overlap.evicted_blocks, overlap.regretted_blocks
         u0, memory_weight, residence_s = config.memory_threshold, config.memory_weight, learned.residence_s
-        later_turns = learned.continuation.later[min(request.turn, 7)]
+        later_turns = learned.continuation.later[min(request.turn, TURN_BUCKETS - 1)]
         session_tokens = output_tokens + later_turns * (learned.new_tokens + learned.output_tokens)
         eviction_unit = config.eviction_weight * alpha
         regret_prior, regret_weight = config.regret_prior, config.regret_prior_evictions
         future = config.future_weight * later_turns
-        mean_cost_s = self._mean_cost_s
-        pending, pending_s, busy_since_s, context = (
-            fleet.pending,
-            fleet.pending_s,
-            fleet.busy_since_s,
-            fleet.context_tokens,
-        )
+        mean_cost_s, pending = self._mean_cost_s, fleet.pending
         exact, block_size = fleet.exact, fleet.block_size
         all_wanted = seen_s is not None or details is not None
         candidates: list[_Candidate] = []
         best: list[float] = []
         choices_max = fleet.choices_max
         threshold = math.inf
-        credit = 1.0
+        limit_size: int | None = None
+        limit = cached_tokens_max(prompt_tokens, limit_size)
+        columns = zip(
+            range(fleet.slots),
+            deepest,
+            scales,
+            fleet.pending_s,
+            fleet.busy_since_s,
+            fleet.next_step_s,
+            fleet.next_step_token_s,
+            strict=False,  # an overlap may have rows for slots that are not known here yet
+        )
+        rows = columns if len(fleet.eligible) == fleet.slots else compress(columns, fleet.is_eligible)
 
-        for slot in slots:
+        for row, depth, scale, compute_wait, busy_since, step, step_token in rows:
             # n, p: tokens to compute and their seconds
-            scale = scales[slot]
-            depth = deepest[slot]
+            credit = 1.0
             if depth:
-                cached = capped_tokens(depth, prompt_tokens, block_size[slot])
-                credit = credits[exact[slot]][bucket(ages[slot])]
+                if block_size[row] != limit_size:
+                    limit_size = block_size[row]
+                    limit = cached_tokens_max(prompt_tokens, limit_size)
+                cached = depth if depth < limit else limit
+                credit = credits[exact[row]][bucket(ages[row])]
                 new = prompt_tokens - credit * cached
                 if new < 1.0:
                     new = 1.0
                 own_prefill = scale * new * (alpha + beta * (prompt_tokens - 0.5 * new))
-                if depth > device[slot]:
-                    loaded_host = max(0, host[slot] - device[slot])
-                    own_prefill += loaded_host * prices.HOST_LOAD_S + (depth - host[slot]) * prices.DISK_LOAD_S
+                if depth > device[row]:
+                    loaded_host = max(0, host[row] - device[row])
+                    own_prefill += loaded_host * prices.HOST_LOAD_S + (depth - host[row]) * prices.DISK_LOAD_S
             else:
                 cached = 0
                 new = prompt_tokens
                 own_prefill = scale * full_prefill
             # W: wait for compute
-            compute_wait = pending_s[slot]
             if compute_wait:
                 half = 0.5 * compute_wait
-                compute_wait -= now_s - busy_since_s[slot]
+                compute_wait -= now_s - busy_since
                 if compute_wait < half:
                     compute_wait = half
             # p̃: a new copy of a hot prefix is an investment
@@ -217,26 +221,26 @@ class MarginalCost:
                 if warm < new:
                     warm_prefill = scale * warm * (alpha + beta * (prompt_tokens - 0.5 * warm))
                     paid_prefill = warm_prefill + (own_prefill - warm_prefill) / (1.0 + gain)
+            # T: own decoding, and what it costs the others
+            decode = weight * (step + step_token * prompt_tokens)
+            if compute_wait + decode + paid_prefill * price_least > threshold and not all_wanted:
+                continue
             # X: what a second of prefill costs everybody here
-            requests = in_flight[slot] + foreign[slot]
+            slot = Slot(row)
+            others = foreign[slot]
             rate = rate_mean + own_decay * arrivals[slot]
             busy = busy_mean + own_decay * work_s[slot]
             if busy > busy_max:
                 busy = busy_max
             price = (
-                price_base + stall_own * requests + arrival_weight * rate * (compute_wait + own_prefill) / (1.0 - busy)
+                price_base
+                + stall_own * (in_flight[slot] + others)
+                + arrival_weight * rate * (compute_wait + own_prefill) / (1.0 - busy)
             )
             if price > price_max:
                 price = price_max
             prefill = paid_prefill * price
-            # T: own decoding, and what it costs the others
-            crowd = requests + 1.0
-            decode = weight * (
-                step_base[slot]
-                + step_request[slot] * crowd
-                + step_token[slot] * (context[slot] + prompt_tokens * crowd)
-            )
-            if compute_wait + prefill + decode > threshold and not all_wanted:
+            if compute_wait + decode + prefill > threshold and not all_wanted:
                 continue
             # M, mem, ev: memory
             memory_wait = memory = eviction = used = 0.0
@@ -244,7 +248,7 @@ class MarginalCost:
             if tokens_max:
                 need = prompt_tokens - active[slot] + output_tokens
                 in_use = active_tokens[slot] + outputs[slot]
-                if foreign[slot]:
+                if others:
                     in_use = max(in_use, (kv_usage[slot] or 0.0) * tokens_max)
                 used = (in_use + need) / tokens_max
                 if used > u0:
@@ -289,7 +293,7 @@ class MarginalCost:
                         compute_wait,
                         memory_wait,
                         price,
-                        credit if depth else 1.0,
+                        credit,
                         used,
                         gain if depth < frontier else 0.0,
                         later_turns,

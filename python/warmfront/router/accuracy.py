@@ -39,6 +39,9 @@ class Accuracy:
     is_mismatched: bool = False
     _recent: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=WINDOW))
     """Predicted and reported tokens of the last answers to exact prompts."""
+    _off: int = 0
+    _whole: int = 0
+    """Sums over `_recent`: absolute error, and the larger of the two."""
 
     def add(self, request: Request, predicted_tokens: int, usage: Usage) -> bool:
         """Compare one answer; return whether it could be compared."""
@@ -52,7 +55,7 @@ class Accuracy:
         self.absolute_error_tokens += abs(reported - predicted_tokens)
         self.exact_matches += reported == predicted_tokens
         if request.basis == "tokens":
-            self._recent.append((predicted_tokens, reported))
+            self._remember(predicted_tokens, reported)
             self._judge()
         return True
 
@@ -69,11 +72,19 @@ class Accuracy:
         """Say what is missing, if something is."""
         return NOT_REPORTED if self.unreported and not self.answers else None
 
+    def _remember(self, predicted: int, reported: int) -> None:
+        if len(self._recent) == WINDOW:
+            oldest = self._recent[0]
+            self._off -= abs(oldest[0] - oldest[1])
+            self._whole -= max(oldest)
+        self._recent.append((predicted, reported))
+        self._off += abs(predicted - reported)
+        self._whole += max(predicted, reported)
+
     def _judge(self) -> None:
         if len(self._recent) < ANSWERS_MIN:
             return
-        off = sum(abs(predicted - reported) for predicted, reported in self._recent)
-        share = off / max(1, sum(max(predicted, reported) for predicted, reported in self._recent))
+        share = self._off / max(1, self._whole)
         if not self.is_mismatched and share > OFF_ABOVE:
             self.is_mismatched = True
             logger.warning(

@@ -95,7 +95,7 @@ class Decider:
     def _choose(self, request: Request, overlap: Overlap, fleet: Fleet) -> list[Choice]:
         ranked = list(self._policy(fleet).choose(request, overlap, fleet)[: fleet.choices_max])
         for choice in ranked:
-            if choice.slot not in fleet.eligible:
+            if not 0 <= choice.slot < fleet.slots or not fleet.is_eligible[choice.slot]:
                 raise ValueError(f"policy {self._config.name} chose slot {choice.slot}, which may not be chosen")
         if len({choice.slot for choice in ranked}) != len(ranked):
             raise ValueError(f"policy {self._config.name} chose a slot twice")
@@ -112,9 +112,7 @@ class Decider:
 def _reason(request: Request, overlap: Overlap, fleet: Fleet, first: Choice) -> str:
     if request.route == "load" or request.basis == "none":
         return "load"
-    depth = overlap.disk
-    deepest = max([depth[slot] for slot in fleet.eligible])
-    reachable = capped_tokens(deepest, request.prompt_tokens, fleet.block_size[first.slot])
+    reachable = capped_tokens(fleet.deepest(overlap.disk), request.prompt_tokens, fleet.block_size[first.slot])
     if not reachable:
         return "cold"
     return "warm" if first.cached_tokens >= reachable else "spill"

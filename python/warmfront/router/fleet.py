@@ -60,6 +60,8 @@ class Pool:
     flights: dict[RequestId, Flight] = field(default_factory=dict)
     touched: set[Slot] = field(default_factory=set)
     """Rows that changed since metrics were last published."""
+    reloaded: set[Slot] = field(default_factory=set)
+    """Rows whose readiness or engine load may have changed since then."""
     published_waiting: int = 0
     """Depth of the queue that was last published."""
     departed: list[str] = field(default_factory=list)
@@ -89,14 +91,14 @@ class Pool:
         for slot, replica in present.items():
             self._place(slot, replica)
         self.replicas = present
-        self.fleet.eligible = [slot for slot in sorted(present) if self.fleet.ready[slot]]
+        self.fleet.allow([slot for slot in sorted(present) if self.fleet.ready[slot]])
 
     def leave_all(self) -> None:
         """Detach everything: the pool is gone."""
         for slot in list(self.replicas):
             self._leave(slot)
         self.replicas = {}
-        self.fleet.eligible = []
+        self.fleet.allow([])
 
     def _place(self, slot: Slot, state: ReplicaState) -> None:
         fleet, replica = self.fleet, state.replica
@@ -113,8 +115,10 @@ class Pool:
         fleet.block_size[slot] = replica.block_size or state.events.block_size
         fleet.capacity_tokens[slot] = replica.capacity_tokens
         fleet.kv_usage[slot] = replica.load.kv_usage
+        self.replicas[slot] = state
         fleet.foreign[slot] = self._foreign(slot, replica.load.running, replica.load.waiting)
-        self.touched.add(slot)
+        self.reloaded.add(slot)
+        self._changed(slot)
 
     def _foreign(self, slot: Slot, running: float | None, waiting: float | None) -> float:
         """Requests at the engine that are not ours.
@@ -148,6 +152,7 @@ class Pool:
         fleet.membership += 1
         self._peaks.pop(slot, None)
         self.touched.discard(slot)
+        self.reloaded.discard(slot)
 
     def _grow(self) -> None:
         fleet = self.fleet
@@ -162,7 +167,13 @@ class Pool:
             counts.append(0)
         for sums in (fleet.foreign, fleet.pending_s, fleet.context_tokens, fleet.output_tokens):
             sums.append(0.0)
-        for rates in (fleet.arrivals, fleet.work_s, fleet.busy_since_s):
+        for rates in (
+            fleet.arrivals,
+            fleet.work_s,
+            fleet.busy_since_s,
+            fleet.next_step_s,
+            fleet.next_step_token_s,
+        ):
             rates.append(0.0)
         fleet.learned.grow()
 
@@ -229,6 +240,7 @@ class Pool:
             return
         requests, context_tokens = fleet.in_flight[slot], int(fleet.context_tokens[slot])
         fleet.learned.paced(slot, now_s, gap_s=gap_s, requests=requests, context_tokens=context_tokens)
+        self._changed(slot)
 
     def credit_bucket(self, flight: Flight, slot: Slot) -> int:
         """Return the row of the reuse credit that predicted this flight."""
@@ -263,7 +275,15 @@ class Pool:
         self._count_rates(slot, flight.prefill_s, now_s)
         if not request.stream:
             heapq.heappush(self._due, (now_s + fleet.pending_s[slot], request.id))
+        self._changed(slot)
+
+    def _changed(self, slot: Slot) -> None:
+        """Bring the columns up to date that follow from others."""
         self.touched.add(slot)
+        fleet, decode = self.fleet, self.fleet.learned.decode
+        requests = fleet.in_flight[slot] + fleet.foreign[slot] + 1.0
+        fleet.next_step_s[slot] = decode.seconds(slot, requests, fleet.context_tokens[slot])
+        fleet.next_step_token_s[slot] = decode.per_token[slot] * requests
 
     def _count_rates(self, slot: Slot, prefill_s: float, now_s: float) -> None:
         fleet = self.fleet
@@ -300,7 +320,7 @@ class Pool:
         ):
             column[slot] = 0.0 if idle else max(0.0, column[slot] - amount)
         flight.slot = None
-        self.touched.add(slot)
+        self._changed(slot)
 
 
 def padded(overlap: Overlap, slots: int) -> Overlap:

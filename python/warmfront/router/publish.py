@@ -5,7 +5,7 @@ from __future__ import annotations
 from warmfront.router.fleet import Pool
 from warmfront.router.flow import Flow
 from warmfront.router.meter import Meter
-from warmfront.types import Slot
+from warmfront.types import ReplicaUpdate
 
 REQUESTS = "warmfront_replica_requests"
 PREFILL_TOKENS = "warmfront_replica_prefill_tokens"
@@ -25,22 +25,19 @@ def publish(meter: Meter, pools: dict[str, Pool], flow: Flow) -> None:
         if waiting != pool.published_waiting:
             pool.published_waiting = waiting
             meter.set(WAITING, (pool.name,), waiting)
-        if not pool.touched:
-            continue
         for slot in sorted(pool.touched):
-            _publish_row(meter, pool, slot)
+            labels = (pool.replicas[slot].replica.id,)
+            meter.set(REQUESTS, labels, pool.fleet.in_flight[slot])
+            meter.set(PREFILL_TOKENS, labels, pool.fleet.pending_tokens[slot])
         pool.touched.clear()
+        for slot in sorted(pool.reloaded):
+            _publish_engine(meter, pool.replicas[slot].replica)
+        pool.reloaded.clear()
 
 
-def _publish_row(meter: Meter, pool: Pool, slot: Slot) -> None:
-    fleet, replica = pool.fleet, pool.replicas.get(slot)
-    if replica is None:
-        return
-    labels = (replica.replica.id,)
-    meter.set(REQUESTS, labels, fleet.in_flight[slot])
-    meter.set(PREFILL_TOKENS, labels, fleet.pending_tokens[slot])
-    meter.set(READY, labels, 1.0 if fleet.ready[slot] else 0.0)
-    load = replica.replica.load
+def _publish_engine(meter: Meter, replica: ReplicaUpdate) -> None:
+    labels, load = (replica.id,), replica.load
+    meter.set(READY, labels, 1.0 if replica.ready else 0.0)
     for gauge, value in ((RUNNING, load.running), (QUEUED, load.waiting), (KV_USAGE, load.kv_usage)):
         if value is not None:
             meter.set(gauge, labels, value)

@@ -294,16 +294,16 @@ class Router:
         eligible = fleet.eligible
         if not eligible:
             return None
-        if waiting.tried:
-            fleet.eligible = [slot for slot in eligible if slot not in waiting.tried]
-            if not fleet.eligible:
-                fleet.eligible = eligible
+        overlap = self._overlap(request, pool)
+        if waiting.attempts == 0:
+            decision = self._decider.decide(request, overlap, fleet, retry=False)
+        else:
+            untried = [slot for slot in eligible if slot not in waiting.tried]
+            if not untried:
                 return self._refuse(waiting, UpstreamConnectError.code)
-        try:
-            overlap = self._overlap(request, pool)
-            decision = self._decider.decide(request, overlap, fleet, retry=waiting.attempts > 0)
-        finally:
-            fleet.eligible = eligible
+            fleet.allow(untried)
+            decision = self._decider.decide(request, overlap, fleet, retry=True)
+            fleet.allow(eligible)
         if decision is None:
             return None
         return self._dispatch(waiting, pool, overlap, decision)
