@@ -1,6 +1,6 @@
 """How long a decision takes. Prints one JSON line per figure; the overlap lookup is a stub.
 
-Run: `python benchmarks/decision_bench.py [--replicas 8 64 512] [--policy marginal_cost]`. Compare ratios within one run.
+Run: `python benchmarks/decision_bench.py [--replicas 8 64 512] [--policy marginal_cost]`. Compare ratios of one run.
 """
 
 from __future__ import annotations

@@ -63,6 +63,8 @@ class Fleet:
         """The same as a column."""
         self.choices_max = 1
 
+        self.slot: list[Slot] = []
+        """The row numbers themselves."""
         self.id: list[str | None] = []
         self.hash: list[int] = []
         """64-bit hash of the replica's id, for rendezvous hashing; independent of slots."""
@@ -75,6 +77,8 @@ class Fleet:
         """Requests sent and not ended, queued ones included."""
         self.foreign: list[float] = []
         """Requests the engine reports beyond ours: other routers, direct callers."""
+        self.requests: list[float] = []
+        """B: both together."""
         self.kv_usage: list[float | None] = []
         self.pending: list[int] = []
         """Requests sent that have no first token yet."""

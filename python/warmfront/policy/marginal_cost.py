@@ -49,7 +49,6 @@ class MarginalCost:
 
     def chosen(self, request: Request, overlap: Overlap, fleet: Fleet, slot: Slot) -> None:
         """Count the prefix and fold the costs that this arrival saw into the means."""
-        del request, slot
         self._count_prefix(overlap, fleet.now_s)
         if self._seen_s is None:
             return
@@ -142,28 +141,35 @@ class MarginalCost:
         device, ages = overlap.device, overlap.age_s
         credits, bucket = learned.credit.factor, learned.credit.bucket
         frontier, gain = self._copies_gain(overlap, deepest, fleet)
-        full_prefill = max(1, prompt_tokens) * (alpha + 0.5 * beta * prompt_tokens)
+        cold_new = max(1.0, prompt_tokens)
+        full_prefill = cold_new * (alpha + beta * (prompt_tokens - 0.5 * cold_new))
+        full_paid = full_prefill
+        if gain > 0.0:
+            warm = max(1.0, prompt_tokens - frontier)
+            warm_prefill = warm * (alpha + beta * (prompt_tokens - 0.5 * warm))
+            full_paid = warm_prefill + (full_prefill - warm_prefill) / (1.0 + gain)
         # What is the same for all replicas in the price of prefill work.
         mean = config.fleet_mix / len(fleet.eligible)
         own, decay = 1.0 - config.fleet_mix, fleet.decay() / RATE_WINDOW_S
         stall = config.ttft_target_s / (max(8.0, output_tokens) * config.tpot_target_s)
         price_max, busy_max = config.price_max, config.utilisation_max
-        price_base = 1.0 + stall * mean * (fleet.total(fleet.in_flight) + fleet.total(fleet.foreign))
+        price_base = 1.0 + stall * mean * fleet.total(fleet.requests)
         price_least = min(price_base, price_max)
         rate_mean = mean * decay * fleet.total(fleet.arrivals)
         busy_mean = mean * decay * fleet.total(fleet.work_s)
         stall_own, own_decay, arrival_weight = stall * own, own * decay, config.arrival_weight
-        arrivals, work_s, in_flight, foreign = fleet.arrivals, fleet.work_s, fleet.in_flight, fleet.foreign
         weight = config.ttft_target_s / config.tpot_target_s
         # Memory and conversations.
-        capacity, kv_usage, outputs = fleet.capacity_tokens, fleet.kv_usage, fleet.output_tokens
+        capacity, outputs = fleet.capacity_tokens, fleet.output_tokens
+        foreign, kv_usage = fleet.foreign, fleet.kv_usage
         active, active_tokens, resident = overlap.active, overlap.active_tokens, overlap.resident_tokens
         evicted, regretted = overlap.evicted_blocks, overlap.regretted_blocks
         u0, memory_weight, residence_s = config.memory_threshold, config.memory_weight, learned.residence_s
         later_turns = learned.continuation.later[min(request.turn, TURN_BUCKETS - 1)]
         session_tokens = output_tokens + later_turns * (learned.new_tokens + learned.output_tokens)
         eviction_unit = config.eviction_weight * alpha
-        regret_prior, regret_weight = config.regret_prior, config.regret_prior_evictions
+        regret_weight = config.regret_prior_evictions
+        regret_prior = config.regret_prior * regret_weight
         future = config.future_weight * later_turns
         mean_cost_s, pending = self._mean_cost_s, fleet.pending
         exact, block_size = fleet.exact, fleet.block_size
@@ -175,67 +181,62 @@ class MarginalCost:
         limit_size: int | None = None
         limit = cached_tokens_max(prompt_tokens, limit_size)
         columns = zip(
-            range(fleet.slots),
+            fleet.slot,
             deepest,
             scales,
             fleet.pending_s,
             fleet.busy_since_s,
             fleet.next_step_s,
             fleet.next_step_token_s,
+            fleet.requests,
+            fleet.arrivals,
+            fleet.work_s,
             strict=False,  # an overlap may have rows for slots that are not known here yet
         )
         rows = columns if len(fleet.eligible) == fleet.slots else compress(columns, fleet.is_eligible)
 
-        for row, depth, scale, compute_wait, busy_since, step, step_token in rows:
+        for slot, depth, scale, compute_wait, busy_since, step, step_token, requests, arrivals, work_s in rows:
             # n, p: tokens to compute and their seconds
-            credit = 1.0
             if depth:
-                if block_size[row] != limit_size:
-                    limit_size = block_size[row]
+                if block_size[slot] != limit_size:
+                    limit_size = block_size[slot]
                     limit = cached_tokens_max(prompt_tokens, limit_size)
                 cached = depth if depth < limit else limit
-                credit = credits[exact[row]][bucket(ages[row])]
+                credit = credits[exact[slot]][bucket(ages[slot])]
                 new = prompt_tokens - credit * cached
                 if new < 1.0:
                     new = 1.0
                 own_prefill = scale * new * (alpha + beta * (prompt_tokens - 0.5 * new))
-                if depth > device[row]:
-                    loaded_host = max(0, host[row] - device[row])
-                    own_prefill += loaded_host * prices.HOST_LOAD_S + (depth - host[row]) * prices.DISK_LOAD_S
+                paid_prefill = own_prefill
+                if gain > 0.0 and depth < frontier:  # p̃: a new copy of a hot prefix is an investment
+                    warm = max(1.0, new - (frontier - depth))
+                    warm_prefill = scale * warm * (alpha + beta * (prompt_tokens - 0.5 * warm))
+                    paid_prefill = warm_prefill + (own_prefill - warm_prefill) / (1.0 + gain)
+                if depth > device[slot]:
+                    load = (host[slot] - device[slot]) * prices.HOST_LOAD_S + (depth - host[slot]) * prices.DISK_LOAD_S
+                    own_prefill += load
+                    paid_prefill += load
             else:
-                cached = 0
-                new = prompt_tokens
+                cached, credit, new = 0, 1.0, cold_new
                 own_prefill = scale * full_prefill
+                paid_prefill = scale * full_paid
             # W: wait for compute
             if compute_wait:
                 half = 0.5 * compute_wait
                 compute_wait -= now_s - busy_since
                 if compute_wait < half:
                     compute_wait = half
-            # p̃: a new copy of a hot prefix is an investment
-            paid_prefill = own_prefill
-            if gain > 0.0 and depth < frontier:
-                warm = new - (frontier - depth)
-                if warm < 1.0:
-                    warm = 1.0
-                if warm < new:
-                    warm_prefill = scale * warm * (alpha + beta * (prompt_tokens - 0.5 * warm))
-                    paid_prefill = warm_prefill + (own_prefill - warm_prefill) / (1.0 + gain)
             # T: own decoding, and what it costs the others
             decode = weight * (step + step_token * prompt_tokens)
             if compute_wait + decode + paid_prefill * price_least > threshold and not all_wanted:
                 continue
             # X: what a second of prefill costs everybody here
-            slot = Slot(row)
-            others = foreign[slot]
-            rate = rate_mean + own_decay * arrivals[slot]
-            busy = busy_mean + own_decay * work_s[slot]
+            rate = rate_mean + own_decay * arrivals
+            busy = busy_mean + own_decay * work_s
             if busy > busy_max:
                 busy = busy_max
             price = (
-                price_base
-                + stall_own * (in_flight[slot] + others)
-                + arrival_weight * rate * (compute_wait + own_prefill) / (1.0 - busy)
+                price_base + stall_own * requests + arrival_weight * rate * (compute_wait + own_prefill) / (1.0 - busy)
             )
             if price > price_max:
                 price = price_max
@@ -248,7 +249,7 @@ class MarginalCost:
             if tokens_max:
                 need = prompt_tokens - active[slot] + output_tokens
                 in_use = active_tokens[slot] + outputs[slot]
-                if others:
+                if foreign[slot]:
                     in_use = max(in_use, (kv_usage[slot] or 0.0) * tokens_max)
                 used = (in_use + need) / tokens_max
                 if used > u0:
@@ -267,7 +268,7 @@ class MarginalCost:
                 held = resident[slot]
                 if held:
                     full = held / tokens_max
-                    regret = (regretted[slot] + regret_prior * regret_weight) / (evicted[slot] + regret_weight)
+                    regret = (regretted[slot] + regret_prior) / (evicted[slot] + regret_weight)
                     eviction = eviction_unit * scale * regret * full * full * (new + session_tokens) * price
             # C
             waiting = compute_wait if compute_wait > memory_wait else memory_wait

@@ -146,7 +146,7 @@ class Pool:
         fleet.ready[slot] = fleet.exact[slot] = False
         fleet.block_size[slot] = fleet.capacity_tokens[slot] = fleet.kv_usage[slot] = None
         fleet.in_flight[slot] = fleet.pending[slot] = fleet.pending_tokens[slot] = fleet.last_used[slot] = 0
-        for column in (fleet.foreign, fleet.pending_s, fleet.context_tokens, fleet.output_tokens):
+        for column in (fleet.foreign, fleet.requests, fleet.pending_s, fleet.context_tokens, fleet.output_tokens):
             column[slot] = 0.0
         fleet.arrivals[slot] = fleet.work_s[slot] = 0.0
         fleet.membership += 1
@@ -156,6 +156,7 @@ class Pool:
 
     def _grow(self) -> None:
         fleet = self.fleet
+        fleet.slot.append(Slot(fleet.slots))
         fleet.id.append(None)
         fleet.hash.append(0)
         for flags in (fleet.ready, fleet.exact):
@@ -171,6 +172,7 @@ class Pool:
             fleet.arrivals,
             fleet.work_s,
             fleet.busy_since_s,
+            fleet.requests,
             fleet.next_step_s,
             fleet.next_step_token_s,
         ):
@@ -281,9 +283,9 @@ class Pool:
         """Bring the columns up to date that follow from others."""
         self.touched.add(slot)
         fleet, decode = self.fleet, self.fleet.learned.decode
-        requests = fleet.in_flight[slot] + fleet.foreign[slot] + 1.0
-        fleet.next_step_s[slot] = decode.seconds(slot, requests, fleet.context_tokens[slot])
-        fleet.next_step_token_s[slot] = decode.per_token[slot] * requests
+        fleet.requests[slot] = requests = fleet.in_flight[slot] + fleet.foreign[slot]
+        fleet.next_step_s[slot] = decode.seconds(slot, requests + 1.0, fleet.context_tokens[slot])
+        fleet.next_step_token_s[slot] = decode.per_token[slot] * (requests + 1.0)
 
     def _count_rates(self, slot: Slot, prefill_s: float, now_s: float) -> None:
         fleet = self.fleet
