@@ -44,7 +44,7 @@ class FleetKeeper:
         *,
         http: aiohttp.ClientSession,
         clock: Clock,
-        send: Callable[[FleetUpdate], Awaitable[None]],
+        send: Callable[[FleetUpdate], Awaitable[None]] | None = None,
         load_tokenizer: Callable[[str, TemplateOptions], Prompt] = verify.load,
         seed: int | None = None,
     ) -> None:
@@ -54,7 +54,7 @@ class FleetKeeper:
             config: The whole configuration.
             http: Session for probes, shared.
             clock: For ages.
-            send: Takes each update; awaited, so a slow core slows only this.
+            send: Takes each update; awaited, so a slow core slows only this. Needed by `run` alone.
             load_tokenizer: Our tokenizer, for the comparison with engines.
             seed: For jitter; `None`: from the system.
         """
@@ -79,11 +79,22 @@ class FleetKeeper:
 
     async def run(self, discovery: Discovery) -> None:
         """Follow `discovery`, probe, report; until cancelled."""
+        assert self._send is not None, "run needs somebody to report to"
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._report())
+            tasks.create_task(self._report(self._send))
             tasks.create_task(self._verify())
             async for servers in discovery.servers():
                 self._follow(servers, tasks)
+
+    async def look_once(self, discovery: Discovery) -> FleetUpdate:
+        """Ask every server once, compare tokens, and return the fleet that follows."""
+        servers = await anext(aiter(discovery.servers()))
+        self._probes = {server.url: self._probe(server) for server in servers}
+        await asyncio.gather(*(probe.ask_once() for probe in self._probes.values()))
+        self._rebuild()
+        await asyncio.gather(*(self._verify_pool(pool) for pool in self.update.pools))
+        self._rebuild()
+        return self.update
 
     def _follow(self, servers: list[ServerConfig], tasks: asyncio.TaskGroup) -> None:
         """Start probes of new servers, end those of servers that are gone or configured anew."""
@@ -114,19 +125,20 @@ class FleetKeeper:
         _log_change(before, after)
         self._changed.set()
 
-    async def _report(self) -> None:
+    async def _report(self, send: Callable[[FleetUpdate], Awaitable[None]]) -> None:
         """Send an update whenever one is due."""
-        sent, sent_s = self.update, self._clock.now_s()
+        sent: FleetUpdate | None = None
+        sent_s = self._clock.now_s()
         while True:
             await self._changed.wait()
             self._changed.clear()
             self._rebuild()
             age_s = self._clock.now_s() - sent_s
-            is_urgent = _without_load(self.update) != _without_load(sent)
+            is_urgent = sent is None or _without_load(self.update) != _without_load(sent)
             if not is_urgent and age_s < LOAD_SHARE * self._config.control.probe_interval_s:
                 continue
             sent, sent_s = self.update, self._clock.now_s()
-            await self._send(sent)
+            await send(sent)
 
     def _rebuild(self) -> None:
         self.update = fleet_update(
