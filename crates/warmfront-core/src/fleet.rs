@@ -78,6 +78,9 @@ pub struct ReplicaUpdate {
     pub headers: BTreeMap<String, String>,
     #[serde(default)]
     pub load: EngineLoad,
+    /// Names of the pool's models that this replica does not serve (an adapter not loaded there): not to be chosen.
+    #[serde(default)]
+    pub lacks: Vec<String>,
 }
 
 /// Where a replica publishes KV events.
