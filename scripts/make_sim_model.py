@@ -1,11 +1,12 @@
 """Write the built-in model of the embedded engine: `python scripts/make_sim_model.py`.
 
-A byte-level BPE whose merges build every word of `warmfront.sim.words` as one token. Nothing is downloaded and nothing
-random is used: the same words give the same files, and a test compares them.
+A byte-level BPE whose merges build every word of `warmfront.sim.words` as one token. Nothing is downloaded and
+nothing random is used: the same words give the same files.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections import Counter
 from pathlib import Path
@@ -89,7 +90,7 @@ def train(words: list[list[str]]) -> list[tuple[str, str]]:
     """Merge the most frequent pair, ties by spelling, until every word is one token."""
     merges: list[tuple[str, str]] = []
     while any(len(word) > 1 for word in words):
-        counts = Counter(pair for word in words for pair in zip(word, word[1:], strict=False))
+        counts = Counter(pair for word in words for pair in itertools.pairwise(word))
         best = min(counts, key=lambda pair: (-counts[pair], pair))
         merges.append(best)
         words = [_merged(word, best) if len(word) > 1 else word for word in words]

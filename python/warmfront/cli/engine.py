@@ -23,7 +23,9 @@ from warmfront.sim.tokens import MODEL_DIRECTORY
               help="Model and GPU whose speed and KV cache size to take.")  # fmt: skip
 @click.option("--speed", type=click.FloatRange(min=0, min_open=True), default=1.0, show_default=True,
               help="How many times as fast as the preset.")  # fmt: skip
-@click.option("--served-model-name", "names", multiple=True, help="Name clients use; repeatable, the first is answered.")
+@click.option(
+    "--served-model-name", "names", multiple=True, help="Name clients use; repeatable, the first is answered."
+)
 @click.option("--lora-modules", "adapters", multiple=True, metavar="NAME=PATH", help="LoRA adapter; repeatable.")
 @click.option("--block-size", default=16, show_default=True, help="Tokens a KV block.")
 @click.option("--num-gpu-blocks-override", "blocks", type=int, help="KV blocks; default from the preset.")
@@ -32,7 +34,9 @@ from warmfront.sim.tokens import MODEL_DIRECTORY
 @click.option("--max-num-batched-tokens", type=int, help="Tokens in one step; default from the preset.")
 @click.option("--max-num-queued-reqs", type=int, help="Answer 503 beyond this many waiting; default: never.")
 @click.option("--kv-events/--no-kv-events", default=True, show_default=True, help="Publish KV events over ZMQ.")
-@click.option("--kv-events-endpoint", default="tcp://127.0.0.1:5557", show_default=True, help="PUB socket; port 0 works.")
+@click.option(
+    "--kv-events-endpoint", default="tcp://127.0.0.1:5557", show_default=True, help="PUB socket; port 0 works."
+)
 @click.option("--kv-events-replay-endpoint", default="tcp://127.0.0.1:5558", show_default=True, help="ROUTER socket.")
 @click.option("--kv-events-topic", default="", help="First frame of every message.")
 @click.option("--kv-events-buffer-steps", default=10_000, show_default=True, help="Batches kept for replay.")
@@ -64,8 +68,8 @@ def command(
 ) -> None:
     """Run an engine server that behaves as vLLM does, as far as a router can see, without a GPU.
 
-    Answers are made-up text; their timing comes from a latency model. Prints its base URL once it is ready. The model is a
-    small built-in one, and its directory is what /v1/models tells as root.
+    Answers are made-up text; their timing comes from a latency model. Prints its base URL once it is ready. The model
+    is a small built-in one, and its directory is what /v1/models tells as root.
     """
     chosen = preset(preset_name, speed=speed)
     try:

@@ -1,7 +1,8 @@
 """The demo's traffic: conversations with a shared system prompt, some of several turns, and one-off prompts.
 
-All of it follows from a seed, so both policies see the same conversations at the same times. A conversation starts at its
-planned time however busy the fleet is (open loop); its next turn follows the answer after a pause, as a person's would.
+All of it follows from a seed, so both policies see the same conversations at the same times. A conversation starts at
+its planned time however busy the fleet is (open loop); its next turn follows the answer after a pause, as a person's
+would.
 """
 
 from __future__ import annotations
@@ -33,6 +34,10 @@ class Mix:
     answer_tokens_max: int = 64
     pause_s: float = 1.0
     """Between an answer and the next turn."""
+
+
+MIX = Mix()
+"""What the demo sends."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,9 @@
 """The paged KV cache: which physical block holds which hash, and which block is taken next.
 
-Follows vLLM's block pool, so the order of removals is exact: the free list is an LRU queue from which allocation takes the
-head; a freed sequence gives its blocks back tail first; blocks without a hash go to the head (0.24 and later). A free
-block keeps its hash until it is taken. One would expect equal hashes to share a block; they do not: a block computed twice
-is cached twice, and each copy is removed with an event of its own.
+Follows vLLM's block pool, so the order of removals is exact: the free list is an LRU queue from which allocation
+takes the head; a freed sequence gives its blocks back tail first; blocks without a hash go to the head (0.24 and
+later). A free block keeps its hash until it is taken. One would expect equal hashes to share a block; they do not: a
+block computed twice is cached twice, and each copy is removed with an event of its own.
 """
 
 from __future__ import annotations

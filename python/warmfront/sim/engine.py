@@ -1,16 +1,16 @@
 """The engine model: continuous batching over a paged prefix cache, one step at a time.
 
-A plain state machine. A host submits requests, calls `step`, lets `duration_s` pass on whatever clock it has, and calls
-again; between steps it may submit, abort and reset. Nothing here does I/O, reads a clock or draws a random number, so
-equal calls give equal steps.
+A plain state machine. A host submits requests, calls `step`, lets `duration_s` pass on whatever clock it has, and
+calls again; between steps it may submit, abort and reset. Nothing here does I/O, reads a clock or draws a random
+number, so equal calls give equal steps.
 
-Follows vLLM's scheduler (0.24 and later, fcfs): running sequences first, then waiting ones in order; a head of line that
-does not fit blocks those behind it; the whole prompt must fit before a request is admitted although blocks are taken
-chunk by chunk; when a running sequence finds no block, the one admitted last gives up all of its own.
+Follows vLLM's scheduler (0.24 and later, fcfs): running sequences first, then waiting ones in order; a head of line
+that does not fit blocks those behind it; the whole prompt must fit before a request is admitted although blocks are
+taken chunk by chunk; when a running sequence finds no block, the one admitted last gives up all of its own.
 
-Decoding sequences are not visited in every step. Each step gives every one of them one token, so counters move by a tick,
-and a sequence is looked at only when it needs a block, completes one, or ends (`_due`). That makes virtual time fast and
-changes no outcome.
+Decoding sequences are not visited in every step. Each step gives every one of them one token, so counters move by a
+tick, and a sequence is looked at only when it needs a block, completes one, or ends (`_due`). That makes virtual time
+fast and changes no outcome.
 """
 
 from __future__ import annotations
@@ -39,10 +39,12 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         if self.max_sequences > self.max_batched_tokens:
-            raise ConfigError("max_sequences must not exceed max_batched_tokens: every decode needs a token of the budget")
+            raise ConfigError(
+                "max_sequences must not exceed max_batched_tokens: every decode needs a token of the budget"
+            )
         if (self.blocks - 1) * self.block_size < self.max_model_tokens:
             raise ConfigError(
-                f"a sequence of {self.max_model_tokens} tokens does not fit {self.blocks - 1} blocks of {self.block_size}"
+                f"{self.max_model_tokens} tokens do not fit {self.blocks - 1} blocks of {self.block_size}"
             )
 
 
@@ -288,7 +290,7 @@ class Engine:
             prefill.complete.append(sequence)
 
     def _known_tokens(self, sequence: Sequence) -> int:
-        """Tokens to compute before the next one can be sampled: the prompt and, after a pre-emption, the answer so far."""
+        """Tokens to compute before the next can be sampled: the prompt and, once pre-empted, the answer so far."""
         return sequence.request.prompt_tokens + sequence.emitted
 
     # Blocks

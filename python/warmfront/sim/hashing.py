@@ -1,7 +1,7 @@
 """Names for blocks: a chained 64-bit hash of tokens and of what else separates caches.
 
-Engine hashes are opaque to a router, so vLLM's own rule is not copied; its structure is: a block's hash covers its parent
-and, in every block, the adapter; the cache salt enters with the first block only.
+Engine hashes are opaque to a router, so vLLM's own rule is not copied; its structure is: a block's hash covers its
+parent and, in every block, the adapter; the cache salt enters with the first block only.
 """
 
 from __future__ import annotations

@@ -2,13 +2,13 @@
 
     step = base + prefill_token · P + attention_pair · A + decode_sequence · B + context_token · K
 
-P: prompt tokens computed in the step; A: (query, key) pairs of their attention; B: sequences that decode; K: tokens of
-context these read. `base` holds the launch overhead and one pass over the weights, which every step pays once however
-much it batches. Linear so that `P, A, B, K` of timed probes determine the constants by least squares.
+P: prompt tokens computed in the step; A: (query, key) pairs of their attention; B: sequences that decode; K: tokens
+of context these read. `base` holds the launch overhead and one pass over the weights, which every step pays once
+however much it batches. Linear so that `P, A, B, K` of timed probes determine the constants by least squares.
 
-The presets are *roofline estimates, not measurements*: compute and bandwidth of the GPU's data sheet, the shape of the
-model's published `config.json`, and two efficiencies (half of peak FLOPS, 80 % of peak bandwidth) that published serving
-benchmarks reach within a factor of about two. Read them as orders of magnitude; calibrate for more.
+The presets are *roofline estimates, not measurements*: compute and bandwidth of the GPU's data sheet, the shape of
+the model's published `config.json`, and two efficiencies (half of peak FLOPS, 80 % of peak bandwidth) that published
+serving benchmarks reach within a factor of about two. Read them as orders of magnitude; calibrate for more.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ class LatencyModel:
     decode_sequence_s: float
     context_token_s: float
 
-    def step_s(self, *, prefill_tokens: int, attention_pairs: float, decode_sequences: int, context_tokens: int) -> float:
+    def step_s(
+        self, *, prefill_tokens: int, attention_pairs: float, decode_sequences: int, context_tokens: int
+    ) -> float:
         """Return the duration of one step."""
         return (
             self.base_s
@@ -141,7 +143,11 @@ PRESETS: dict[str, Preset] = {
     # Made up: slow enough that a prefill is seen by eye and that four engines fit on two CPU cores.
     "demo": Preset(
         LatencyModel(
-            base_s=18e-3, prefill_token_s=220e-6, attention_pair_s=6e-9, decode_sequence_s=0.15e-3, context_token_s=30e-9
+            base_s=18e-3,
+            prefill_token_s=220e-6,
+            attention_pair_s=6e-9,
+            decode_sequence_s=0.15e-3,
+            context_token_s=30e-9,
         ),
         kv_tokens=24_576,
         max_batched_tokens=1024,

@@ -1,7 +1,7 @@
 """What goes into the engine model and what comes out of a step.
 
-A request arrives with its answer: the model decides *when* tokens come, never which. Blocks are named by hashes that the
-caller computes (`hashing.chain_hashes`, or ids of a trace), so the model itself never looks at a token.
+A request arrives with its answer: the model decides *when* tokens come, never which. Blocks are named by hashes that
+the caller computes (`hashing.chain_hashes`, or ids of a trace), so the model itself never looks at a token.
 """
 
 from __future__ import annotations

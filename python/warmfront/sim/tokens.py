@@ -1,13 +1,14 @@
 """Tokens of the built-in model: its byte-level BPE and its chat template in plain Python.
 
-The model directory beside this file is an ordinary Hugging Face one, and the router reads it as such with its own Rust
-code. The engine server uses this module instead, so that the two compute every prompt independently and a disagreement
-shows up as a wrong prediction. Exact for the built-in model only: its pre-tokenizer knows ASCII classes, and its template
-prints roles and contents.
+The model directory beside this file is an ordinary Hugging Face one, and the router reads it as such with its own
+Rust code. The engine server uses this module instead, so that the two compute every prompt independently and a
+disagreement shows up as a wrong prediction. Exact for the built-in model only: its pre-tokenizer knows ASCII classes,
+and its template prints roles and contents.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Sequence
@@ -106,7 +107,7 @@ class BuiltinTokenizer:
         """Merge the bytes of one piece, the pair of lowest rank first, its leftmost occurrence first."""
         parts = [self._alphabet[byte] for byte in piece.encode()]
         while len(parts) > 1:
-            best = min(zip(parts, parts[1:], strict=False), key=lambda pair: self._ranks.get(pair, len(self._ranks)))
+            best = min(itertools.pairwise(parts), key=lambda pair: self._ranks.get(pair, len(self._ranks)))
             if best not in self._ranks:
                 break
             parts = _merge(parts, best)

@@ -1,4 +1,4 @@
-"""The model against a recording of vLLM 0.32: same requests, same stored, removed and cleared events, in the same order."""
+"""The model against a recording of vLLM 0.32: same requests, same events in the same order."""
 
 from __future__ import annotations
 
@@ -145,11 +145,7 @@ def _sampled(line: dict[str, Any]) -> list[int]:
 def _submit(engine: Engine, body: dict[str, Any], sampled: list[int]) -> list[Any]:
     prompts = body["prompt"] if isinstance(body["prompt"][0], list) else [body["prompt"]]
     answer = (sampled + [0] * body["max_tokens"])[: body["max_tokens"]]
-    return [
-        engine.submit(_request(body, prompt, answer))
-        for prompt in prompts
-        for _ in range(body.get("n", 1))
-    ]
+    return [engine.submit(_request(body, prompt, answer)) for prompt in prompts for _ in range(body.get("n", 1))]
 
 
 def _request(body: dict[str, Any], prompt: list[int], answer: list[int]) -> EngineRequest:

@@ -18,7 +18,7 @@ class Messages:
     def prompts(self, body: Body, tokenizer: BuiltinTokenizer) -> list[list[int]]:
         """Render system and messages as one conversation."""
         system = body.get("system")
-        turns = [] if system is None else [{"role": "system", "content": _text(system)}]
+        turns: list[dict[str, Any]] = [] if system is None else [{"role": "system", "content": _text(system)}]
         turns += [{"role": turn.get("role"), "content": _text(turn.get("content"))} for turn in messages_of(body)]
         return [tokenizer.encode(render(turns))]
 

@@ -191,11 +191,13 @@ class EngineServer:
         if len(prompt) >= limit:
             raise InvalidRequestError(
                 f"This model's maximum context length is {limit} tokens. However, your prompt contains at least "
-                f"{len(prompt)} input tokens, which exceeds this limit even without any output tokens. Please reduce the "
-                f"length of the input prompt. (parameter=input_tokens, value={len(prompt)})"
+                f"{len(prompt)} input tokens, which exceeds this limit even without any output tokens. Please reduce "
+                f"the length of the input prompt. (parameter=input_tokens, value={len(prompt)})"
             )
         if not prompt:
-            raise InvalidRequestError("Either prompt or prompt_embeds must be provided and non-empty. (parameter=prompt)")
+            raise InvalidRequestError(
+                "Either prompt or prompt_embeds must be provided and non-empty. (parameter=prompt)"
+            )
         tokens_max = min(asked or TOKENS_DEFAULT, limit - len(prompt))
         answer = self._writer.write(prompt, tokens_max=tokens_max, choice=index, ignore_stop=ignore_stop)
         return Choice(index, prompt, answer)

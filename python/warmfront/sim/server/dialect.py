@@ -1,4 +1,4 @@
-"""What a dialect of the HTTP surface must be able to do. One implementation an API: chat, completions, responses, messages."""
+"""What a dialect of the HTTP surface does. One implementation an API: chat, completions, responses, messages."""
 
 from __future__ import annotations
 

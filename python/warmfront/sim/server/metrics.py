@@ -21,8 +21,8 @@ TOKEN_BOUNDS_S = (
     0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
 )  # fmt: skip
 LONG_BOUNDS_S = (
-    0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0, 1920.0,
-    7680.0,
+    0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0,
+    1920.0, 7680.0,
 )  # fmt: skip
 SIZE_BOUNDS = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 2000.0, 5000.0, 10000.0)
 STEP_BOUNDS = (1.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0, 16384.0)
@@ -90,7 +90,8 @@ class EngineMetrics:
         lines += self._labelled("vllm:prompt_tokens_by_source", "source", self._sources())
         lines.append("# TYPE vllm:admission_rejections_total counter")
         lines += [
-            f'vllm:admission_rejections_total{{reason="{reason}"}} {count}.0' for reason, count in self.rejections.items()
+            f'vllm:admission_rejections_total{{reason="{reason}"}} {count}.0'
+            for reason, count in self.rejections.items()
         ]
         for name, histogram in self._histograms().items():
             lines += [f"# TYPE {name} histogram", *histogram.lines(name, self._labels)]

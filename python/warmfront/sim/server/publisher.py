@@ -1,8 +1,8 @@
 """KV events over ZMQ as vLLM publishes them: PUB for live batches, ROUTER for replay.
 
-Frames are `topic, sequence number (8 bytes, big-endian), MessagePack`; the number counts batches from 0 in every process.
-A batch is `[time, events, rank]` and its events are maps (0.24 and later). Replay answers `"", topic, number, payload` for
-each buffered batch and ends with number 2**64 - 1 (0.26 and later).
+Frames are `topic, sequence number (8 bytes, big-endian), MessagePack`; the number counts batches from 0 in every
+process. A batch is `[time, events, rank]` and its events are maps (0.24 and later). Replay answers `"", topic,
+number, payload` for each buffered batch and ends with number 2**64 - 1 (0.26 and later).
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ async def replaying(publisher: KvPublisher) -> Any:
 
 
 def _bound(socket: zmq.Socket[Any]) -> str:
-    return bytes(socket.getsockopt(zmq.LAST_ENDPOINT)).decode()  # type: ignore[arg-type]
+    return bytes(socket.getsockopt(zmq.LAST_ENDPOINT)).decode()
 
 
 def _extra_keys(event: Stored, block: int) -> list[str] | None:

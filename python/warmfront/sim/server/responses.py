@@ -80,7 +80,7 @@ class Responses:
         return response | {"usage": usage, "incomplete_details": reason}
 
     def _item(self, job: Job, text: str) -> dict[str, Any]:
-        content = [{"annotations": [], "text": text, "type": "output_text", "logprobs": None}]
+        content: list[dict[str, Any]] = [{"annotations": [], "text": text, "type": "output_text", "logprobs": None}]
         return {
             "id": _item_id(job),
             "content": content,

@@ -1,7 +1,7 @@
 """Runs the engine model on the wall clock.
 
-One task alternates between a step of the model and sleeping until that step ends; only then are its tokens and events let
-out, as on a real GPU. When the machine is late the next step starts at its planned time, so delays do not add up.
+One task alternates between a step of the model and sleeping until that step ends; only then are its tokens and events
+let out, as on a real GPU. When the machine is late the next step starts at its planned time, so delays do not add up.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import signal
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass
 
 from aiohttp import web
@@ -81,10 +81,10 @@ async def serve_until_signal(service: Service, ready: Callable[[str], None]) -> 
 
 
 @contextlib.asynccontextmanager
-async def _task(work: object) -> AsyncIterator[None]:
+async def _task(work: Coroutine[None, None, None]) -> AsyncIterator[None]:
     """Run a coroutine beside the block; its failure ends the block."""
     async with asyncio.TaskGroup() as group:
-        task = group.create_task(work)  # type: ignore[arg-type]
+        task = group.create_task(work)
         try:
             yield
         finally:
