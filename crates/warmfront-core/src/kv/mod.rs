@@ -1,1 +1,3 @@
 //! KV events: decode, order, apply.
+
+pub mod sequence;
