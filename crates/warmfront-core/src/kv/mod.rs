@@ -1,3 +1,6 @@
 //! KV events: decode, order, apply.
 
+pub mod replay;
 pub mod sequence;
+pub mod subscribe;
+pub mod zmtp;

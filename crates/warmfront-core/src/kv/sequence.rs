@@ -20,6 +20,8 @@ use xxhash_rust::xxh3::xxh3_64;
 
 /// Replays in a row that bring nothing new before the hole counts as lost.
 pub const BARREN_REPLAYS_MAX: u32 = 3;
+/// Answered attempts to win back history that could not be had at first: each sends the engine's whole buffer.
+const START_ATTEMPTS_MAX: u32 = 3;
 /// Live messages held back while a replay runs.
 pub const HELD_MESSAGES_MAX: usize = 16_384;
 /// Bytes held back while a replay runs.
@@ -98,8 +100,11 @@ struct Asked {
     /// Last applied batch when it was asked; the first answer has to be the same.
     last: Option<Applied>,
     checked: bool,
-    /// Highest number answered.
+    /// Lowest and highest number answered.
+    first: Option<u64>,
     seen: Option<u64>,
+    /// No number was left out in between.
+    whole: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -110,6 +115,14 @@ enum Purpose {
     Check,
     /// See whether history can be had that could not be had earlier.
     CheckStart,
+}
+
+impl Asked {
+    fn note(&mut self, number: u64) {
+        self.whole &= self.seen.is_none_or(|seen| number == seen + 1);
+        self.first = self.first.or(Some(number));
+        self.seen = self.seen.max(Some(number));
+    }
 }
 
 /// The state of one stream. See the module's text for the invariant.
@@ -130,8 +143,8 @@ pub struct Sequence {
     busy: bool,
     barren: u32,
     complete: bool,
-    /// History was given up because replays failed; worth another try when the stream is quiet.
-    retry_start: bool,
+    /// History was given up because replays failed; how many answered attempts to win it back are left.
+    start_attempts: u32,
     distrusted: bool,
     reason: Option<String>,
     counts: Counts,
@@ -152,7 +165,7 @@ impl Sequence {
             busy: false,
             barren: 0,
             complete: false,
-            retry_start: false,
+            start_attempts: 0,
             distrusted: false,
             reason: None,
             counts: Counts::default(),
@@ -269,7 +282,7 @@ impl Sequence {
 
     fn replayed(&mut self, number: u64, payload: Bytes) {
         let Some(asked) = self.asked.as_mut() else { return };
-        asked.seen = asked.seen.max(Some(number));
+        asked.note(number);
         if asked.checked {
             if asked.purpose == Purpose::CatchUp {
                 self.fill(number, payload);
@@ -277,7 +290,7 @@ impl Sequence {
             return;
         }
         match (asked.purpose, asked.last) {
-            (Purpose::CheckStart, _) => self.check_start(number),
+            (Purpose::CheckStart, _) => {}
             (_, None) => {
                 asked.checked = true;
                 if asked.purpose == Purpose::CatchUp {
@@ -312,28 +325,30 @@ impl Sequence {
         self.offer(number, payload);
     }
 
-    fn check_start(&mut self, number: u64) {
-        self.retry_start = false;
-        if number < self.base {
-            self.rebuild("the start of the stream can be had again".into());
-        } else if let Some(asked) = self.asked.as_mut() {
-            asked.checked = true;
+    fn replay_ended(&mut self) {
+        let Some(asked) = self.asked else { return };
+        match asked.purpose {
+            _ if !asked.checked && asked.last.is_some() => self.another_process("it does not have the last batch"),
+            Purpose::CatchUp => self.caught_up(),
+            Purpose::Check | Purpose::CheckStart => {
+                self.end_check(asked);
+                if asked.purpose == Purpose::CheckStart && self.is_better(asked) {
+                    self.start_attempts = 0;
+                    self.rebuild("the start of the stream can be had again".into());
+                } else if asked.seen > self.last() {
+                    self.gap();
+                }
+            }
         }
     }
 
-    fn replay_ended(&mut self) {
-        let Some(asked) = self.asked else { return };
-        if !asked.checked && asked.last.is_some() && asked.purpose != Purpose::CheckStart {
-            self.another_process("it does not have the last batch");
-            return;
-        }
-        if asked.purpose != Purpose::CatchUp {
-            self.asked = None;
-            if asked.seen > self.last() {
-                self.gap();
-            }
-            return;
-        }
+    /// A replay that can be had in full and begins earlier than what is applied.
+    fn is_better(&self, asked: Asked) -> bool {
+        asked.whole && asked.first.is_some_and(|first| first < self.base)
+    }
+
+    /// The end of a replay that was to fill what is missing.
+    fn caught_up(&mut self) {
         if self.applied.is_some() || self.held.contains_key(&0) {
             self.apply_held();
         }
@@ -348,12 +363,21 @@ impl Sequence {
     }
 
     fn replay_failed(&mut self, reason: String) {
+        let Some(asked) = self.asked else { return };
         if self.phase == Phase::Live {
-            self.asked = None;
+            self.end_check(asked);
             self.reason = Some(format!("check for lost events failed: {reason}"));
-        } else if self.asked.is_some() && !self.may_ask_again() {
-            self.retry_start = true;
+        } else if !self.may_ask_again() {
+            self.start_attempts = START_ATTEMPTS_MAX;
             self.give_up(format!("replay failed: {reason}"));
+        }
+    }
+
+    /// Attempts that nobody answered cost the engine nothing and do not count.
+    fn end_check(&mut self, asked: Asked) {
+        self.asked = None;
+        if asked.purpose == Purpose::CheckStart && asked.first.is_some() {
+            self.start_attempts -= 1;
         }
     }
 
@@ -375,7 +399,7 @@ impl Sequence {
         if self.phase != Phase::Live || !self.can_replay || self.asked.is_some() {
             return;
         }
-        if self.retry_start && self.applied.is_some() {
+        if self.start_attempts > 0 && self.applied.is_some() {
             self.ask(Purpose::CheckStart);
         } else if quiet {
             self.ask(Purpose::Check);
@@ -436,7 +460,7 @@ impl Sequence {
 
     fn ask(&mut self, purpose: Purpose) {
         let last = self.applied.filter(|_| purpose != Purpose::CheckStart);
-        self.asked = Some(Asked { purpose, last, checked: false, seen: None });
+        self.asked = Some(Asked { purpose, last, checked: false, first: None, seen: None, whole: true });
         let from = last.map_or(0, |last| last.number);
         self.actions.push(Action::Replay { from, again: self.barren > 0 });
     }
