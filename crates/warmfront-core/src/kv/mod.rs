@@ -1,1 +1,5 @@
 //! KV events: decode, order, apply.
+
+pub mod apply;
+mod msgpack;
+pub mod wire;
