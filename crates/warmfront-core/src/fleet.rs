@@ -138,7 +138,7 @@ pub struct ReplicaState {
 pub struct EventState {
     /// `live`, `connecting`, `catching_up`, `stale` or `none`.
     pub state: String,
-    /// Why it is not live, in words.
+    /// Why it is not live, or what is missing although it is, in words.
     pub reason: Option<String>,
     pub last_sequence: Option<u64>,
     /// Seconds between an event's own time stamp and its arrival (last batch); `None` before the first.
