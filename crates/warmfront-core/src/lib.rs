@@ -11,6 +11,8 @@ pub mod fleet;
 pub mod http;
 pub mod index;
 pub mod kv;
+pub mod log;
 pub mod mailbox;
 pub mod metrics;
+pub mod requests;
 pub mod tokenize;
