@@ -167,8 +167,11 @@ pub struct BlockHasher {
 /// Bytes in front of a block's tokens: hash of the block before, digest of the extra keys.
 const HEAD_BYTES: usize = 16;
 
-/// Tokens of a block that are hashed from the stack.
-const STACK_TOKENS: usize = 64;
+/// Bytes of a block of 16 tokens with its head: the common size on GPUs.
+const SMALL_BYTES: usize = HEAD_BYTES + 4 * 16;
+
+/// Bytes of the largest block that is laid out on the stack.
+const LARGE_BYTES: usize = HEAD_BYTES + 4 * 256;
 
 impl BlockHasher {
     /// Hashes blocks of `block_size` tokens; a size of zero is taken as one.
@@ -201,19 +204,31 @@ impl BlockHasher {
     /// Hash of the block `tokens` behind `parent`.
     #[inline]
     pub fn next(&self, parent: SeqHash, extra_digest: u64, tokens: &[u32], lookahead: &[u32]) -> SeqHash {
-        let mut stack = [0_u8; HEAD_BYTES + 4 * STACK_TOKENS];
         let length = HEAD_BYTES + 4 * (tokens.len() + lookahead.len());
-        let mut heap;
-        let buffer = if length <= stack.len() {
-            &mut stack[..length]
+        if length <= SMALL_BYTES {
+            self.hash(&mut [0; SMALL_BYTES][..length], parent, extra_digest, tokens, lookahead)
+        } else if length <= LARGE_BYTES {
+            self.hash(&mut [0; LARGE_BYTES][..length], parent, extra_digest, tokens, lookahead)
         } else {
-            heap = vec![0_u8; length];
-            &mut heap[..]
-        };
-        buffer[..8].copy_from_slice(&parent.0.to_le_bytes());
-        buffer[8..HEAD_BYTES].copy_from_slice(&extra_digest.to_le_bytes());
-        for (bytes, token) in buffer[HEAD_BYTES..].chunks_exact_mut(4).zip(tokens.iter().chain(lookahead)) {
-            bytes.copy_from_slice(&token.to_le_bytes());
+            self.hash(&mut vec![0; length], parent, extra_digest, tokens, lookahead)
+        }
+    }
+
+    /// Lays a block out in `buffer`, which has its length, and hashes it.
+    #[inline]
+    fn hash(&self, buffer: &mut [u8], parent: SeqHash, extra_digest: u64, tokens: &[u32], ahead: &[u32]) -> SeqHash {
+        // Words of four bytes all the way: slice copies of a few bytes become calls.
+        let (words, _) = buffer.as_chunks_mut::<4>();
+        let (head, body) = words.split_at_mut(HEAD_BYTES / 4);
+        for (word, number) in head.iter_mut().zip([parent.0, parent.0 >> 32, extra_digest, extra_digest >> 32]) {
+            *word = (number as u32).to_le_bytes();
+        }
+        let (block, after) = body.split_at_mut(tokens.len());
+        for (word, token) in block.iter_mut().zip(tokens) {
+            *word = token.to_le_bytes();
+        }
+        for (word, token) in after.iter_mut().zip(ahead) {
+            *word = token.to_le_bytes();
         }
         nonzero(xxh3_64_with_seed(buffer, self.seed))
     }

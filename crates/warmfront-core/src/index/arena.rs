@@ -115,10 +115,16 @@ impl Arena {
         self.alias[node as usize]
     }
 
+    /// The node `likely` has this sequence hash.
+    #[inline]
+    pub(super) fn is_at(&self, seq: u64, likely: Node) -> bool {
+        self.seq.get(likely as usize) == Some(&seq)
+    }
+
     /// The node of a sequence hash; `likely` is tried first.
     #[inline]
     pub(super) fn find(&self, seq: u64, likely: Node) -> Option<Node> {
-        if self.seq.get(likely as usize) == Some(&seq) {
+        if self.is_at(seq, likely) {
             return Some(likely);
         }
         self.by_seq.find(seq, |node| self.seq[*node as usize] == seq).copied()
@@ -127,7 +133,7 @@ impl Arena {
     /// As [`Arena::find`], and makes the node when there is none.
     #[inline]
     pub(super) fn find_or_make(&mut self, seq: u64, likely: Node) -> Node {
-        if self.seq.get(likely as usize) == Some(&seq) {
+        if self.is_at(seq, likely) {
             return likely;
         }
         let keys = &self.seq;

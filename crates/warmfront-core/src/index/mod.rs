@@ -228,6 +228,18 @@ impl State {
         self.arena.find_or_make(hash.0, likely)
     }
 
+    /// Brings the table entries of new blocks into the processor's cache. The lookups do not depend on one another, so
+    /// their waits overlap, which those of the stores that follow do not.
+    #[inline]
+    pub(crate) fn look_ahead(&self, ours: &[SeqHash], theirs: &[EngineHash], likely: Node) {
+        if ours.first().is_some_and(|first| self.arena.is_at(first.0, likely)) {
+            return;
+        }
+        let known = ours.iter().filter(|hash| self.arena.find(hash.0, Node::MAX).is_some()).count();
+        let named = theirs.iter().filter(|hash| self.arena.find_alias(hash.0).is_some()).count();
+        std::hint::black_box((known, named));
+    }
+
     /// Frees a node that nobody has a fact about.
     pub(crate) fn release(&mut self, node: Node) {
         self.arena.release(node);

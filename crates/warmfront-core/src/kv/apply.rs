@@ -57,6 +57,9 @@ impl Index {
     }
 }
 
+/// Blocks whose table entries are fetched at a time.
+const AHEAD: usize = 32;
+
 struct Apply<'a> {
     state: &'a mut State,
     hasher: &'a BlockHasher,
@@ -138,12 +141,23 @@ impl Apply<'_> {
             };
             (parent, likely) = (self.state.seq_hash(node), node + 1);
         }
-        let mut extras = Extras::new(stored);
-        for (block, tokens) in stored.token_ids.chunks_exact(block_size).enumerate() {
-            let ahead = self.ahead(stored, block);
-            parent = self.hasher.next(parent, extras.digest(block), tokens, ahead);
-            likely = self.note(parent, likely, tier, stored.block_hashes[block].0) + 1;
+        let hashes = self.hash(stored, parent);
+        for (ours, theirs) in hashes.chunks(AHEAD).zip(stored.block_hashes.chunks(AHEAD)) {
+            self.state.look_ahead(ours, theirs, likely);
+            for (ours, theirs) in ours.iter().zip(theirs) {
+                likely = self.note(*ours, likely, tier, theirs.0) + 1;
+            }
         }
+    }
+
+    fn hash(&self, stored: &Stored, mut parent: SeqHash) -> Vec<SeqHash> {
+        let mut extras = Extras::new(stored);
+        let mut hashes = Vec::with_capacity(stored.block_hashes.len());
+        for (block, tokens) in stored.token_ids.chunks_exact(self.hasher.block_size()).enumerate() {
+            parent = self.hasher.next(parent, extras.digest(block), tokens, self.ahead(stored, block));
+            hashes.push(parent);
+        }
+        hashes
     }
 
     /// Tokens after the block, when the index hashes with as many as the engine does.
