@@ -4,11 +4,19 @@
 //! with the next). The core gives each replica a slot, adjusts subscriptions, indexes and connection pools, and passes a
 //! [`FleetState`] to the router. Both are `MessagePack` maps, so that either side may learn fields before the other.
 
+mod feed;
+mod live;
+mod pool;
+mod view;
+
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
 use crate::mailbox::Slot;
+
+pub use live::{Fleet, Load, Means, Tell};
+pub use view::{FleetView, Pool, Replica, Tokens};
 
 /// Control process → core: all servers that exist now.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
