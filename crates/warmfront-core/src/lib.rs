@@ -7,6 +7,7 @@ pub mod backoff;
 pub mod block;
 pub mod clock;
 pub mod config;
+pub mod control;
 pub mod error;
 pub mod fleet;
 pub mod http;

@@ -150,7 +150,7 @@ impl Subscription {
             };
             self.replay = Running::Idle;
             self.take(Input::Disconnected(error.to_string())).await;
-            tokio::time::sleep(pause.next()).await;
+            tokio::time::sleep(pause.grow()).await;
         }
     }
 
