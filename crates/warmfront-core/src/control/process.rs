@@ -53,14 +53,13 @@ fn start(program: &str, arguments: &[String]) -> std::io::Result<Child> {
 /// It has been told to stop over the link; closing its standard input says so too.
 async fn end(mut child: Child) {
     drop(child.stdin.take());
-    match tokio::time::timeout(END_TIMEOUT, child.wait()).await {
-        Ok(status) => tracing::info!(status = describe(status), "the control process has ended"),
-        Err(_) => {
-            tracing::warn!("the control process does not end and is killed");
-            if let Err(error) = child.kill().await {
-                tracing::warn!("cannot kill the control process: {error}");
-            }
-        }
+    if let Ok(status) = tokio::time::timeout(END_TIMEOUT, child.wait()).await {
+        tracing::info!(status = describe(status), "the control process has ended");
+        return;
+    }
+    tracing::warn!("the control process does not end and is killed");
+    if let Err(error) = child.kill().await {
+        tracing::warn!("cannot kill the control process: {error}");
     }
 }
 
