@@ -17,7 +17,8 @@ impl Backoff {
         Self { first, last: seconds(last_s).max(first), next: first }
     }
 
-    pub fn next(&mut self) -> Duration {
+    /// The pause to make now; the next one is longer.
+    pub fn grow(&mut self) -> Duration {
         let pause = self.next;
         self.next = (pause * 2).min(self.last);
         pause
@@ -40,9 +41,9 @@ mod tests {
     #[test]
     fn pauses_double_up_to_the_last_and_start_over_after_a_success() {
         let mut backoff = Backoff::new(0.5, 2.0);
-        let pauses: Vec<f64> = (0..4).map(|_| backoff.next().as_secs_f64()).collect();
+        let pauses: Vec<f64> = (0..4).map(|_| backoff.grow().as_secs_f64()).collect();
         assert_eq!(pauses, [0.5, 1.0, 2.0, 2.0]);
         backoff.reset();
-        assert_eq!(backoff.next(), seconds(0.5));
+        assert_eq!(backoff.grow(), seconds(0.5));
     }
 }

@@ -65,6 +65,13 @@ impl RequestTable {
         self.entries.lock().insert(id, Entry { prompt, mark: None });
     }
 
+    /// Keeps the prompt of a request that is only asked about, until the value is dropped.
+    #[must_use]
+    pub fn visit(self: &Arc<Self>, id: RequestId, prompt: Arc<Prompt>) -> Visit {
+        self.insert(id, prompt);
+        Visit { table: Arc::clone(self), id }
+    }
+
     /// The prompt of a request in flight.
     pub fn get(&self, id: RequestId) -> Result<Arc<Prompt>, CoreError> {
         let entries = self.entries.lock();
@@ -106,5 +113,18 @@ impl RequestTable {
 
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+}
+
+/// A request that is asked about and never dispatched.
+#[derive(Debug)]
+pub struct Visit {
+    table: Arc<RequestTable>,
+    id: RequestId,
+}
+
+impl Drop for Visit {
+    fn drop(&mut self) {
+        self.table.remove(self.id);
     }
 }

@@ -41,6 +41,8 @@ pub struct Applied {
     pub blocks_removed: u64,
     pub cleared: u64,
     pub unknown_parents: u64,
+    /// Stores whose shape makes no sense.
+    pub malformed: u64,
     /// Block size that the engine named, if the batch stored anything.
     pub block_size: Option<u32>,
 }
@@ -148,7 +150,7 @@ impl Subscription {
             };
             self.replay = Running::Idle;
             self.take(Input::Disconnected(error.to_string())).await;
-            tokio::time::sleep(pause.next()).await;
+            tokio::time::sleep(pause.grow()).await;
         }
     }
 
@@ -252,8 +254,12 @@ impl Subscription {
         if applied.unknown_parents > 0 {
             meter.add("warmfront_kv_unknown_parents_total", &[replica], applied.unknown_parents);
         }
+        if applied.malformed > 0 {
+            meter.add("warmfront_kv_malformed_total", &[replica], applied.malformed);
+        }
         let mut state = self.watched.state.lock();
         state.batches += 1;
+        state.malformed += applied.malformed;
         state.blocks_stored += applied.blocks_stored;
         state.blocks_removed += applied.blocks_removed;
         state.unknown_parents += applied.unknown_parents;
