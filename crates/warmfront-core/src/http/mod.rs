@@ -1,1 +1,4 @@
 //! HTTP towards clients and engines.
+
+pub mod json;
+pub mod request;
