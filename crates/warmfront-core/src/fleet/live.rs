@@ -184,9 +184,9 @@ impl Fleet {
         let pools: Vec<Arc<Pool>> = self.pools.values().map(|live| Arc::new(live.view())).collect();
         let mut by_model = HashMap::new();
         for (place, pool) in pools.iter().enumerate() {
-            for (model, adapter) in &pool.update.models {
+            for (model, adapter) in &pool.models {
                 if by_model.insert(model.clone(), (place, adapter.clone())).is_some() {
-                    tracing::warn!(model, pool = pool.name(), "two pools serve this model; the last one gets it");
+                    tracing::warn!(model, pool = pool.name, "two pools serve this model; the last one gets it");
                 }
             }
         }
@@ -211,8 +211,8 @@ impl Fleet {
         for pool in &view.pools {
             self.measure_index(pool);
             for replica in pool.occupied() {
-                let (id, load) = (replica.update.id.as_str(), replica.update.load);
-                meter.set("warmfront_replica_ready", &[id], f64::from(u8::from(replica.update.ready)));
+                let (id, load) = (replica.id.as_str(), replica.update.load);
+                meter.set("warmfront_replica_ready", &[id], f64::from(u8::from(replica.ready)));
                 for (name, value) in [
                     ("warmfront_engine_running", load.running),
                     ("warmfront_engine_waiting", load.waiting),
@@ -229,7 +229,7 @@ impl Fleet {
     fn measure_index(&mut self, pool: &Pool) {
         let stats: Vec<_> = pool.indexes.values().map(|index| index.stats()).collect();
         let sum = |count: fn(&crate::index::IndexStats) -> u64| stats.iter().map(count).sum::<u64>();
-        let (name, meter) = (pool.name(), &self.means.meter);
+        let (name, meter) = (pool.name.as_str(), &self.means.meter);
         meter.set("warmfront_index_blocks", &[name], sum(|stats| stats.blocks) as f64);
         meter.set("warmfront_index_facts", &[name, "confirmed"], sum(|stats| stats.confirmed_facts) as f64);
         meter.set("warmfront_index_facts", &[name, "predicted"], sum(|stats| stats.predicted_facts) as f64);

@@ -7,7 +7,6 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use parking_lot::Mutex;
 use tokio::task::JoinHandle;
 
 use super::feed::{Shape, SlotSink};
@@ -80,12 +79,24 @@ impl LivePool {
     /// The pool's snapshot.
     pub(super) fn view(&self) -> Pool {
         Pool {
-            update: Arc::clone(&self.update),
+            name: self.update.name.clone(),
+            models: self.update.models.clone(),
+            model_cards: self.update.model_cards.clone(),
             tokens: self.tokens.clone(),
             tokenizer: self.tokenizer.clone(),
             replicas: self.slots.iter().map(|slot| Some(Arc::clone(&slot.as_ref()?.replica))).collect(),
+            block_sizes: self.block_sizes(),
             indexes: self.indexes.clone(),
         }
+    }
+
+    /// All block sizes, the one of most replicas first.
+    fn block_sizes(&self) -> Vec<u32> {
+        let mut sizes: Vec<u32> = self.indexes.keys().copied().collect();
+        let replicas_of =
+            |size: u32| self.slots.iter().flatten().filter(|live| live.replica.block_size == size).count();
+        sizes.sort_by_key(|&size| std::cmp::Reverse(replicas_of(size)));
+        sizes
     }
 
     /// Brings slots, indexes and subscriptions in line with the update and with what events have taught.
@@ -132,12 +143,8 @@ impl LivePool {
         if let Some(live) = self.slots.get_mut(slot).and_then(Option::as_mut) {
             let current = Identity::of(&live.replica.update, live.replica.block_size, live.replica.feed);
             if current == wanted && live.is_fed_into(&index) {
-                if *live.replica.update != *update {
-                    live.replica = Arc::new(Replica {
-                        update: Arc::new(update.clone()),
-                        events: Arc::clone(&live.replica.events),
-                        ..*live.replica
-                    });
+                if live.replica.update != *update {
+                    live.replica = Arc::new(live.replica.updated(update));
                 }
                 return;
             }
@@ -193,13 +200,7 @@ impl LivePool {
             (Feed::Approximate, None) => Some("the engine publishes no KV events, or where is not known"),
         };
         let state = EventState { state: "none".into(), reason: reason.map(Into::into), ..EventState::default() };
-        let replica = Arc::new(Replica {
-            slot,
-            update: Arc::new(update.clone()),
-            block_size,
-            feed,
-            events: Arc::new(Mutex::new(state)),
-        });
+        let replica = Arc::new(Replica::new(slot, update, block_size, feed, state));
         let shape = Arc::new(Shape::default());
         let subscription = (feed == Feed::Exact).then(|| subscribe(&replica, index, &shape, means)).flatten();
         self.slots[slot as usize] = Some(LiveReplica { replica, shape, subscription });
@@ -217,7 +218,7 @@ impl LivePool {
 
 impl LiveReplica {
     fn id(&self) -> &str {
-        &self.replica.update.id
+        &self.replica.id
     }
 
     /// Whether its facts are in this very index, and not in one that was replaced.

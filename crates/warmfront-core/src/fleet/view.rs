@@ -6,9 +6,10 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
+use http::header::{HeaderMap, HeaderName, HeaderValue};
 use parking_lot::Mutex;
 
-use super::{EventState, PoolState, PoolUpdate, ReplicaState, ReplicaUpdate};
+use super::{EventState, PoolState, ReplicaState, ReplicaUpdate};
 use crate::index::{Feed, Index};
 use crate::mailbox::Slot;
 use crate::tokenize::Tokenizer;
@@ -34,28 +35,41 @@ pub enum Tokens {
     Approximate(String),
 }
 
-/// One pool.
+/// All replicas that serve one model, as requests see them.
 #[derive(Debug)]
 pub struct Pool {
-    pub update: Arc<PoolUpdate>,
+    pub name: String,
+    pub models: BTreeMap<String, Option<String>>,
+    /// `/v1/models` entries as the engines gave them (JSON).
+    pub model_cards: Vec<String>,
     pub tokens: Tokens,
     pub tokenizer: Option<Arc<Tokenizer>>,
     /// By slot; `None`: the slot is free.
     pub replicas: Vec<Option<Arc<Replica>>>,
+    /// Keys of `indexes`, the size of most replicas first.
+    pub block_sizes: Vec<u32>,
     /// By block size in tokens. A pool without a tokenizer has one, keyed by the default block size, whose blocks are
-    /// `index.block_bytes` bytes of the prompt.
+    /// bytes of the prompt.
     pub indexes: BTreeMap<u32, Arc<Index>>,
 }
 
-/// One replica in its slot.
+/// One KV cache that can be chosen, in its slot.
 #[derive(Debug)]
 pub struct Replica {
     pub slot: Slot,
-    pub update: Arc<ReplicaUpdate>,
+    pub id: String,
+    /// `host:port` of its server.
+    pub authority: String,
+    pub rank: Option<u32>,
+    /// Sent with every request to it.
+    pub headers: HeaderMap,
+    pub ready: bool,
     /// Key of its index in [`Pool::indexes`]: told by the engine, seen in its events, or the default.
     pub block_size: u32,
     pub feed: Feed,
     pub events: Arc<Mutex<EventState>>,
+    /// As the control process told it.
+    pub update: ReplicaUpdate,
 }
 
 impl FleetView {
@@ -66,7 +80,7 @@ impl FleetView {
     }
 
     pub fn pool(&self, name: &str) -> Option<&Arc<Pool>> {
-        self.pools.iter().find(|pool| pool.name() == name)
+        self.pools.iter().find(|pool| pool.name == name)
     }
 
     /// Whether any pool can take requests.
@@ -76,10 +90,6 @@ impl FleetView {
 }
 
 impl Pool {
-    pub fn name(&self) -> &str {
-        &self.update.name
-    }
-
     /// The replica in `slot`, unless the slot is free.
     pub fn replica(&self, slot: Slot) -> Option<&Arc<Replica>> {
         self.replicas.get(slot as usize)?.as_ref()
@@ -92,7 +102,7 @@ impl Pool {
 
     /// A ready replica exists and the tokenizer, if there is one, is loaded.
     pub fn is_ready(&self) -> bool {
-        self.tokens != Tokens::Loading && self.occupied().any(|replica| replica.update.ready)
+        self.tokens != Tokens::Loading && self.occupied().any(|replica| replica.ready)
     }
 
     pub fn occupied(&self) -> impl Iterator<Item = &Arc<Replica>> {
@@ -102,8 +112,8 @@ impl Pool {
     /// The pool as the router is told about it.
     pub fn state(&self) -> PoolState {
         PoolState {
-            name: self.update.name.clone(),
-            models: self.update.models.clone(),
+            name: self.name.clone(),
+            models: self.models.clone(),
             tokens: self.tokens.name().into(),
             tokens_reason: self.tokens.reason().map(Into::into),
             replicas: self.occupied().map(|replica| replica.state()).collect(),
@@ -112,12 +122,63 @@ impl Pool {
 }
 
 impl Replica {
+    pub(super) fn new(slot: Slot, update: &ReplicaUpdate, block_size: u32, feed: Feed, events: EventState) -> Self {
+        let events = Arc::new(Mutex::new(events));
+        Self::with_events(slot, update, (block_size, feed), events)
+    }
+
+    /// The same replica with what a new update says of it.
+    pub(super) fn updated(&self, update: &ReplicaUpdate) -> Self {
+        Self::with_events(self.slot, update, (self.block_size, self.feed), Arc::clone(&self.events))
+    }
+
+    fn with_events(
+        slot: Slot,
+        update: &ReplicaUpdate,
+        (block_size, feed): (u32, Feed),
+        events: Arc<Mutex<EventState>>,
+    ) -> Self {
+        Self {
+            slot,
+            id: update.id.clone(),
+            authority: authority(&update.url),
+            rank: update.rank,
+            headers: headers(update),
+            ready: update.ready,
+            block_size,
+            feed,
+            events,
+            update: update.clone(),
+        }
+    }
+
     /// The replica as the router is told about it.
     pub fn state(&self) -> ReplicaState {
-        let mut replica = ReplicaUpdate::clone(&self.update);
-        replica.block_size = Some(self.block_size);
+        let replica = ReplicaUpdate { block_size: Some(self.block_size), ..self.update.clone() };
         ReplicaState { slot: self.slot, replica, events: self.events.lock().clone() }
     }
+}
+
+/// `host:port` of `http://host:port/`; the port of plain HTTP when none is named.
+fn authority(url: &str) -> String {
+    let rest = url.split_once("://").map_or(url, |(_, rest)| rest);
+    let host = rest.split('/').next().unwrap_or(rest);
+    let has_port = host.rsplit_once(':').is_some_and(|(_, port)| port.bytes().all(|byte| byte.is_ascii_digit()));
+    if has_port { host.to_owned() } else { format!("{host}:80") }
+}
+
+/// Headers as configured; what HTTP does not allow is left out and said.
+fn headers(update: &ReplicaUpdate) -> HeaderMap {
+    let mut headers = HeaderMap::new();
+    for (name, value) in &update.headers {
+        match (HeaderName::try_from(name), HeaderValue::try_from(value)) {
+            (Ok(name), Ok(value)) => {
+                headers.insert(name, value);
+            }
+            _ => tracing::warn!(replica = update.id, header = name, "a configured header is not valid and not sent"),
+        }
+    }
+    headers
 }
 
 impl Tokens {
@@ -135,5 +196,18 @@ impl Tokens {
             Self::Approximate(reason) => Some(reason),
             _ => None,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_authority_is_host_and_port_of_the_url() {
+        assert_eq!(authority("http://10.0.0.1:8000"), "10.0.0.1:8000");
+        assert_eq!(authority("http://engine/"), "engine:80");
+        assert_eq!(authority("http://[::1]:8000/v1"), "[::1]:8000");
+        assert_eq!(authority("http://[::1]"), "[::1]:80");
     }
 }

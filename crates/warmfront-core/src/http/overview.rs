@@ -40,18 +40,14 @@ fn cards(fleet: &FleetView) -> impl Iterator<Item = Value> {
 
 /// `/ready`: 200 once some pool can serve, with every pool's state and what is missing.
 pub(crate) fn ready(fleet: &FleetView) -> Response<Reply> {
-    let is_ready = fleet.pools.iter().any(|pool| pool_is_ready(pool));
+    let is_ready = fleet.is_ready();
     let pools: Vec<Value> = fleet.pools.iter().map(|pool| pool_state(pool)).collect();
     let body = json!({"ready": is_ready, "pools": pools, "degraded": fleet.degraded});
     answer::json(if is_ready { 200 } else { 503 }, body.to_string())
 }
 
-fn pool_is_ready(pool: &Pool) -> bool {
-    pool.tokens != "loading" && pool.replicas.iter().flatten().any(|replica| replica.ready)
-}
-
 fn pool_state(pool: &Pool) -> Value {
-    let replicas: Vec<_> = pool.replicas.iter().flatten().collect();
+    let replicas: Vec<_> = pool.occupied().collect();
     let (mut live, mut stale, mut none) = (0, 0, 0);
     for replica in &replicas {
         match replica.events.lock().state.as_str() {
@@ -62,8 +58,8 @@ fn pool_state(pool: &Pool) -> Value {
     }
     json!({
         "name": pool.name,
-        "tokens": pool.tokens,
-        "reason": pool.tokens_reason,
+        "tokens": pool.tokens.name(),
+        "reason": pool.tokens.reason(),
         "replicas": replicas.len(),
         "ready": replicas.iter().filter(|replica| replica.ready).count(),
         "events": {"live": live, "stale": stale, "none": none},

@@ -58,7 +58,7 @@ fn facts(id: u64) -> RequestFacts {
 }
 
 fn table() -> Arc<RequestTable> {
-    Arc::new(RequestTable::new(Box::new(|_, _| None)))
+    Arc::new(RequestTable::new(Arc::default(), Clock::start()))
 }
 
 fn enter(mailbox: &Arc<Mailbox>, table: &Arc<RequestTable>) -> InFlight {

@@ -15,8 +15,9 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinHandle;
 use warmfront_core::clock::Clock;
 use warmfront_core::config::{FrontConfig, IndexConfig, MetricConfig, MetricKind, QueueConfig, UpstreamConfig};
-use warmfront_core::fleet::{FleetView, Pool, Replica};
+use warmfront_core::fleet::{EventState, FleetView, Pool, Replica, ReplicaUpdate, Tokens};
 use warmfront_core::http::{Front, Preparer, Stop, serve};
+use warmfront_core::index::Feed;
 use warmfront_core::mailbox::{Mailbox, Received};
 use warmfront_core::metrics::Metrics;
 use warmfront_core::requests::RequestTable;
@@ -237,11 +238,12 @@ pub struct World {
 impl World {
     /// One pool `m` with a replica for each engine.
     pub async fn start(options: Options) -> Self {
+        let clock = Clock::start();
         let metrics = Arc::new(Metrics::new(&catalogue(), 100));
-        let mailbox = Arc::new(Mailbox::new(Clock::start(), options.queues, &metrics));
-        let requests = Arc::new(RequestTable::new(Box::new(|_, _| None)));
-        let preparer = Arc::new(Preparer::new(&index_config(), 1, Arc::clone(&metrics)));
+        let mailbox = Arc::new(Mailbox::new(clock, options.queues, &metrics));
         let fleet = Arc::new(ArcSwap::from_pointee(fleet_of(&options.engines)));
+        let requests = Arc::new(RequestTable::new(Arc::clone(&fleet), clock));
+        let preparer = Arc::new(Preparer::new(&index_config(), 1, clock, Arc::clone(&metrics)));
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let front = Front::new(
@@ -331,20 +333,28 @@ fn fleet_of(engines: &[SocketAddr]) -> FleetView {
             slot: slot as u32,
             id: format!("http://{address}"),
             authority: address.to_string(),
+            rank: None,
+            headers: http::HeaderMap::new(),
             ready: true,
-            ..Replica::default()
+            block_size: 16,
+            feed: Feed::Approximate,
+            events: Arc::new(Mutex::new(EventState { state: "none".to_owned(), ..EventState::default() })),
+            update: ReplicaUpdate::default(),
         }))
     };
+    let models = BTreeMap::from([("m".to_owned(), None), ("lora".to_owned(), Some("lora".to_owned()))]);
+    let by_model = models.iter().map(|(name, adapter)| (name.clone(), (0, adapter.clone()))).collect();
     let pool = Pool {
         name: "m".to_owned(),
+        models,
         model_cards: vec![r#"{"id":"m","object":"model","max_model_len":4096}"#.to_owned()],
-        tokens: "approximate".to_owned(),
+        tokens: Tokens::Approximate("no tokenizer".to_owned()),
+        tokenizer: None,
         replicas: engines.iter().enumerate().map(replica).collect(),
         block_sizes: vec![16],
-        ..Pool::default()
+        indexes: BTreeMap::new(),
     };
-    let by_model = [("m".to_owned(), (0, None)), ("lora".to_owned(), (0, Some("lora".to_owned())))];
-    FleetView { pools: vec![Arc::new(pool)], by_model: by_model.into(), ..FleetView::default() }
+    FleetView { pools: vec![Arc::new(pool)], by_model, ..FleetView::default() }
 }
 
 fn index_config() -> IndexConfig {
