@@ -10,6 +10,9 @@ mod pace;
 mod queue;
 mod wire;
 
+#[cfg(test)]
+mod tests;
+
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 

@@ -8,7 +8,6 @@ use std::future::Future;
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::task::Poll;
 use std::time::Duration;
 
 use hyper::server::conn::http1;
@@ -142,10 +141,7 @@ async fn serve_connection(socket: TcpStream, front: Arc<Front>, stop: Stop) {
                 connection.as_mut().graceful_shutdown();
             }
         }
-        match connection.as_mut().poll(cx) {
-            Poll::Ready(ended) => Poll::Ready(ended),
-            Poll::Pending => Poll::Pending,
-        }
+        connection.as_mut().poll(cx)
     })
     .await;
     if let Err(error) = ended {

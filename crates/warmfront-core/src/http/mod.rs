@@ -5,6 +5,7 @@ mod answer;
 mod body;
 mod front;
 mod headers;
+pub mod json;
 mod overview;
 mod patience;
 mod prepare;

@@ -47,7 +47,7 @@ pub(crate) fn ready(fleet: &FleetView) -> Response<Reply> {
 }
 
 fn pool_state(pool: &Pool) -> Value {
-    let replicas: Vec<_> = pool.replicas.iter().flatten().collect();
+    let replicas: Vec<_> = pool.occupied().collect();
     let (mut live, mut stale, mut none) = (0, 0, 0);
     for replica in &replicas {
         match replica.events.lock().state.as_str() {

@@ -3,7 +3,9 @@
 //! Between requests a client may be silent for the idle time-out; once it has begun a header it has the header time-out
 //! for all of it; and it may not refuse our bytes for longer than the write time-out. While a request is being served
 //! there is no limit on silence here: reading a body has its own. A time-out is an I/O error, so the connection and
-//! everything that hangs on it is dropped. Timers are armed only while the socket has nothing to do, and are not moved
+//! everything that hangs on it is dropped. A connection that we close lingers: what the client is still sending is read
+//! and thrown away for a moment, since closing on unread bytes resets the connection and may destroy an answer (such as
+//! 413) before the client has read it. Timers are armed only while the socket has nothing to do, and are not moved
 //! when a deadline moves: a timer that rings early is armed again.
 
 use std::future::Future;
@@ -18,6 +20,10 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, Sleep};
 
 use crate::config::FrontConfig;
+
+/// How long a closed connection lingers, and for how many bytes.
+const LINGER: Duration = Duration::from_secs(2);
+const LINGER_BYTES_MAX: usize = 4 * 1024 * 1024;
 
 /// Whether a connection is serving a request right now. Shared by its socket and the answer.
 #[derive(Debug, Default)]
@@ -71,6 +77,14 @@ pub(super) struct Patient<S> {
     read_timer: Option<Pin<Box<Sleep>>>,
     write_until: Option<Instant>,
     write_timer: Option<Pin<Box<Sleep>>>,
+    lingering: Option<Lingering>,
+}
+
+/// Our half is closed; the client may still be sending.
+#[derive(Debug)]
+struct Lingering {
+    until: Instant,
+    bytes: usize,
 }
 
 impl<S> Patient<S> {
@@ -84,6 +98,7 @@ impl<S> Patient<S> {
             read_timer: None,
             write_until: None,
             write_timer: None,
+            lingering: None,
         }
     }
 
@@ -145,7 +160,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Patient<S> {
     }
 }
 
-impl<S: AsyncWrite + Unpin> AsyncWrite for Patient<S> {
+impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Patient<S> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let result = Pin::new(&mut self.socket).poll_write(cx, bytes);
         self.note_write(result, cx)
@@ -169,7 +184,23 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Patient<S> {
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.socket).poll_shutdown(cx)
+        if self.lingering.is_none() {
+            std::task::ready!(Pin::new(&mut self.socket).poll_shutdown(cx))?;
+            self.lingering = Some(Lingering { until: Instant::now() + LINGER, bytes: 0 });
+        }
+        let Self { socket, read_timer, lingering: Some(lingering), .. } = &mut *self else { unreachable!("set above") };
+        loop {
+            let mut scratch = [0; 4096];
+            let mut buffer = ReadBuf::new(&mut scratch);
+            match Pin::new(&mut *socket).poll_read(cx, &mut buffer) {
+                Poll::Pending => return rings(read_timer, lingering.until, cx).map(Ok),
+                Poll::Ready(Err(_)) => return Poll::Ready(Ok(())), // the client has gone
+                Poll::Ready(Ok(())) => lingering.bytes += buffer.filled().len(),
+            }
+            if buffer.filled().is_empty() || lingering.bytes >= LINGER_BYTES_MAX {
+                return Poll::Ready(Ok(()));
+            }
+        }
     }
 }
 
@@ -244,5 +275,17 @@ mod tests {
         let error = patient.write_all(b"5678").await.unwrap_err();
         assert_eq!((error.kind(), start.elapsed().as_secs()), (io::ErrorKind::TimedOut, 220));
         drop(reader.await.unwrap());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_closed_connection_lingers_for_what_is_still_being_sent() {
+        let (socket, mut client) = duplex(64);
+        let mut patient = Patient::new(socket, Arc::default(), LIMITS);
+        let start = Instant::now();
+        let closing = tokio::spawn(async move { patient.shutdown().await });
+        client.write_all(&[0; 1000]).await.unwrap();
+        assert_eq!(client.read(&mut [0; 8]).await.unwrap(), 0, "our half is closed at once");
+        closing.await.unwrap().unwrap();
+        assert_eq!(start.elapsed(), LINGER);
     }
 }

@@ -15,12 +15,14 @@ use xxhash_rust::xxh3::xxh3_64;
 use super::headers;
 use super::request::{self, Endpoint, ParsedBody};
 use crate::block::{BlockExtras, BlockHasher, SeqHash};
+use crate::clock::Clock;
 use crate::config::IndexConfig;
 use crate::error::{Face, INTERNAL_ERROR, INVALID_BODY, MODEL_NOT_FOUND, NO_READY_REPLICA};
-use crate::fleet::{FleetView, Pool};
+use crate::fleet::{FleetView, Pool, Tokens};
 use crate::mailbox::{Basis, RequestFacts, RequestId, Route};
 use crate::metrics::Metrics;
 use crate::requests::Prompt;
+use crate::tokenize::{Fallback, Prompts, Tokenizer};
 
 /// Bodies up to this are prepared on the I/O thread: below about 0.2 ms of work, a hop to another thread costs more than
 /// it saves, and streams on the thread do not notice.
@@ -29,6 +31,8 @@ const INLINE_BYTES_MAX: usize = 16 * 1024;
 const BYTES_PER_TOKEN: usize = 4;
 /// Requests whose prompts agree in so many leading tokens share a prefix key.
 const PREFIX_KEY_TOKENS: u32 = 256;
+/// Reason of a fallback while the pool's tokenizer is being read.
+const TOKENIZER_LOADING: &str = "tokenizer_loading";
 /// Longest model name that is passed on; longer ones are not served by anybody.
 const MODEL_BYTES_MAX: usize = 256;
 
@@ -69,17 +73,19 @@ pub struct Preparer {
     seed: u64,
     block_size_default: u32,
     compute: Arc<Semaphore>,
+    clock: Clock,
     metrics: Arc<Metrics>,
 }
 
 impl Preparer {
     /// `compute_threads`: large bodies prepared at the same time.
     #[must_use]
-    pub fn new(index: &IndexConfig, compute_threads: usize, metrics: Arc<Metrics>) -> Self {
+    pub fn new(index: &IndexConfig, compute_threads: usize, clock: Clock, metrics: Arc<Metrics>) -> Self {
         Self {
             seed: index.seed,
             block_size_default: index.block_size_default,
             compute: Arc::new(Semaphore::new(compute_threads.max(1))),
+            clock,
             metrics,
         }
     }
@@ -103,7 +109,7 @@ impl Preparer {
         let parsed = parse(ask)?;
         let (pool, model, adapter) = resolve(fleet, parsed.model.as_deref())?;
         let blocks = match ask.endpoint {
-            Some(endpoint) => self.blocks(pool, endpoint, ask, &parsed, adapter.as_deref()),
+            Some(endpoint) => self.blocks(pool, endpoint, &ask.body, &parsed, (&model, adapter.as_deref())),
             None => Blocks::none(ask.body.len()),
         };
         let session = parsed.session.as_ref().map(|session| xxh3_64(session.key.as_bytes()));
@@ -133,17 +139,55 @@ impl Preparer {
         Ok(Prepared { facts, prompt: Arc::new(prompt) })
     }
 
-    fn blocks(&self, pool: &Pool, endpoint: Endpoint, ask: &Ask, parsed: &ParsedBody, adapter: Option<&str>) -> Blocks {
+    fn blocks(
+        &self,
+        pool: &Pool,
+        endpoint: Endpoint,
+        body: &Bytes,
+        parsed: &ParsedBody,
+        (model, adapter): (&str, Option<&str>),
+    ) -> Blocks {
         let extras = BlockExtras {
             adapter: adapter.map(str::to_owned),
             salt: parsed.cache_salt.as_deref().map(str::to_owned),
             media: Vec::new(),
         };
-        let bytes = prompt_bytes(endpoint, &ask.body);
+        let fallback = match (&pool.tokenizer, &pool.tokens) {
+            (Some(tokenizer), _) => match self.tokenize(tokenizer, endpoint, parsed, model) {
+                Ok(prompts) => return self.token_blocks(pool, &prompts, &extras),
+                Err(fallback) => Some(fallback.reason()),
+            },
+            (None, Tokens::Loading) => Some(TOKENIZER_LOADING),
+            (None, _) => None, // told once for the pool, not for each request
+        };
+        let bytes = prompt_bytes(endpoint, body);
         let hashes = self.each_block_size(pool, |hasher, block_size| {
             hasher.chain_bytes(bytes, block_size as usize * BYTES_PER_TOKEN, &extras)
         });
-        Blocks { basis: Basis::Bytes, prompt_tokens: estimate(bytes.len()), hashes, fallback: None }
+        Blocks { basis: Basis::Bytes, prompt_tokens: estimate(bytes.len()), hashes, fallback }
+    }
+
+    fn tokenize(
+        &self,
+        tokenizer: &Tokenizer,
+        endpoint: Endpoint,
+        parsed: &ParsedBody,
+        model: &str,
+    ) -> Result<Prompts, Fallback> {
+        let started_s = self.clock.now_s();
+        let prompts = tokenizer.prompt(endpoint, parsed)?;
+        let seconds = self.clock.now_s() - started_s;
+        self.metrics.observe("warmfront_tokenize_duration_seconds", &[model], seconds);
+        Ok(prompts)
+    }
+
+    /// All prompts of the request are computed, the first one routes.
+    fn token_blocks(&self, pool: &Pool, prompts: &Prompts, extras: &BlockExtras) -> Blocks {
+        let tokens: usize = prompts.ids.iter().map(Vec::len).sum();
+        let first = prompts.ids.first().map_or(&[][..], Vec::as_slice);
+        let hashes = self.each_block_size(pool, |hasher, _| hasher.chain(first, extras));
+        let prompt_tokens = u32::try_from(tokens).unwrap_or(u32::MAX);
+        Blocks { basis: Basis::Tokens, prompt_tokens, hashes, fallback: None }
     }
 
     fn each_block_size(
@@ -151,9 +195,15 @@ impl Preparer {
         pool: &Pool,
         chain: impl Fn(&BlockHasher, u32) -> Vec<SeqHash>,
     ) -> Vec<(u32, Arc<[SeqHash]>)> {
-        let sizes = if pool.block_sizes.is_empty() { &[self.block_size_default][..] } else { &pool.block_sizes };
-        let hash = |size: &u32| (*size, chain(&BlockHasher::new(self.seed, *size), *size).into());
-        sizes.iter().map(hash).collect()
+        let default = BlockHasher::new(self.seed, self.block_size_default);
+        if pool.block_sizes.is_empty() {
+            return vec![(self.block_size_default, chain(&default, self.block_size_default).into())]; // no replica yet
+        }
+        let hash = |size: &u32| {
+            let hasher = pool.indexes.get(size).map_or(&default, |index| index.hasher());
+            (*size, chain(hasher, *size).into())
+        };
+        pool.block_sizes.iter().map(hash).collect()
     }
 }
 

@@ -213,7 +213,7 @@ impl Journey<'_> {
         self.check_headers()?;
         let pause = Duration::from_secs_f64(front.config.body_timeout_s);
         let body = body::read(incoming, front.config.body_bytes_max, pause).await?;
-        front.metrics.inc("warmfront_relayed_bytes_total", &["in"], body.len() as u64);
+        front.metrics.inc("warmfront_relayed_bytes_total", &["up"], body.len() as u64);
         let ask = Ask {
             id,
             time_s: front.mailbox.clock().now_s(),
@@ -310,9 +310,7 @@ impl Journey<'_> {
 
     /// The replica in a slot of a pool, if it is still there.
     fn replica(&self, pool: &str, slot: Slot) -> Option<Arc<Replica>> {
-        let fleet = self.front.fleet.load();
-        let pool = fleet.pools.iter().find(|candidate| candidate.name == pool)?;
-        pool.replicas.get(slot as usize)?.clone()
+        self.front.fleet.load().pool(pool)?.replica(slot).cloned()
     }
 
     /// The client's request as this replica gets it: the same bytes under the headers of the next hop.
@@ -353,7 +351,7 @@ impl Journey<'_> {
         sent: &Sent,
     ) -> Response<Reply> {
         let account = self.account.take().expect("handed on once");
-        note_dispatch(&account, choice, replica, sent);
+        note_dispatch(&account, choice, sent);
         let front = self.front;
         let mut headers = headers::for_client(answered.headers());
         if front.config.expose_headers {
@@ -386,10 +384,9 @@ fn set(headers: &mut HeaderMap, name: HeaderName, value: Option<HeaderValue>) {
 }
 
 /// Counts what the router expects of this dispatch.
-fn note_dispatch(account: &Account, choice: &Choice, replica: &Replica, sent: &Sent) {
+fn note_dispatch(account: &Account, choice: &Choice, sent: &Sent) {
     let metrics = account.metrics();
     metrics.inc("warmfront_prompt_tokens_total", &[account.model()], u64::from(sent.prompt_tokens));
-    metrics.inc("warmfront_predicted_cached_tokens_total", &[&replica.id], u64::from(choice.cached_tokens));
     let blocks = choice.cached_tokens / sent.block_size;
     metrics.observe("warmfront_overlap_blocks", &[account.model()], f64::from(blocks));
 }

@@ -102,7 +102,7 @@ impl Relay {
             status,
             observer: Observer::new(kind),
             gaps: account.gaps(),
-            sent_bytes: metrics.counter("warmfront_relayed_bytes_total", &["out"]),
+            sent_bytes: metrics.counter("warmfront_relayed_bytes_total", &["down"]),
             flight,
             account,
             route,
@@ -154,8 +154,10 @@ impl Relay {
         if let Some(cached) = usage.and_then(|usage| usage.cached_tokens) {
             let metrics = self.account.metrics();
             let replica = [self.route.replica.as_str()];
+            let predicted = self.route.predicted_cached_tokens;
+            metrics.inc("warmfront_predicted_cached_tokens_total", &replica, u64::from(predicted));
             metrics.inc("warmfront_reported_cached_tokens_total", &replica, u64::from(cached));
-            let error = f64::from(cached) - f64::from(self.route.predicted_cached_tokens);
+            let error = f64::from(cached) - f64::from(predicted);
             metrics.observe("warmfront_cached_tokens_error", &replica, error);
         }
         let chunks = self.observer.events().saturating_sub(1);

@@ -122,11 +122,7 @@ impl Observer {
         let mut line_start = 0;
         for end in memchr_iter(b'\n', bytes) {
             let line = &bytes[line_start..end];
-            let is_empty = match line {
-                [] => self.line_is_empty,
-                [b'\r'] => self.line_is_empty,
-                _ => false,
-            };
+            let is_empty = matches!(line, [] | [b'\r']) && self.line_is_empty;
             line_start = end + 1;
             self.line_is_empty = true;
             if is_empty {
@@ -143,10 +139,8 @@ impl Observer {
                 start = event_end;
             }
         }
-        match &bytes[line_start..] {
-            [] => {}
-            [b'\r'] => {} // the line end itself may be cut
-            _ => self.line_is_empty = false,
+        if !matches!(&bytes[line_start..], [] | [b'\r']) {
+            self.line_is_empty = false; // a lone carriage return may be a line end cut in two
         }
         self.keep_tail(&bytes[start..]);
         seen
@@ -154,7 +148,7 @@ impl Observer {
 
     fn event(&mut self, event: &[u8], seen: &mut Seen) {
         let event = event.trim_ascii_start();
-        if event.is_empty() || event[0] == b':' {
+        if event.is_empty() || (event[0] == b':' && memmem::find(event, b"\ndata:").is_none()) {
             return; // a comment, such as a keep-alive
         }
         if ends_stream(event) {

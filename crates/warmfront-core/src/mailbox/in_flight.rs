@@ -86,7 +86,7 @@ impl InFlight {
 
     /// None of the choices could be reached and nothing was sent: the router may decide once more.
     pub fn unreached(&mut self, error: String, tried: Vec<Slot>) {
-        self.table.release(self.id);
+        self.table.withdrawn(self.id);
         self.decision = self.mailbox.wait_for_decision(self.id);
         self.mailbox.push(Event::Failed { id: self.id, time_s: self.now_s(), error, tried, began: false });
     }
