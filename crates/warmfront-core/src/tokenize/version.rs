@@ -13,12 +13,17 @@ impl Version {
     pub(super) const REUSED_TOKEN_IDS: Self = Self(0, 27);
     /// The billing header line is cut from system messages of chat requests.
     pub(super) const CHAT_BILLING_HEADER: Self = Self(0, 32);
+    /// `/tokenize` prepares messages like a chat request, `reasoning_content` included.
+    pub(super) const TOKENIZE_IS_CHAT: Self = Self(0, 33);
     /// Detection of the content format follows namespace attributes.
     pub(super) const NAMESPACE_DETECTION: Self = Self(0, 33);
 
     /// Reads the leading `major.minor` of a version string.
     pub(super) fn parse(text: &str) -> Self {
-        let mut numbers = text.trim_start_matches('v').split(|c: char| !c.is_ascii_digit()).map(str::parse);
+        let mut numbers = text
+            .trim_start_matches('v')
+            .split(|c: char| !c.is_ascii_digit())
+            .map(str::parse);
         match (numbers.next(), numbers.next()) {
             (Some(Ok(major)), Some(Ok(minor))) => Self(major, minor),
             _ => Self::default(),
