@@ -1,1 +1,10 @@
+//! The extension module `warmfront._core`: conversions between Python and `warmfront-core`, and nothing else.
 
+mod index;
+
+use pyo3::prelude::*;
+
+#[pymodule(gil_used = false)]
+fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    index::register(module)
+}
