@@ -226,7 +226,8 @@ fn prefixes(batches: &[EventBatch]) -> HashMap<u64, (Vec<u32>, BlockExtras)> {
     let mut prefixes: HashMap<u64, (Vec<u32>, BlockExtras)> = HashMap::new();
     for event in batches.iter().flat_map(|batch| &batch.events) {
         let KvEvent::Stored(stored) = event else { continue };
-        let (mut prefix, mut extras) = stored.parent.map_or_else(Default::default, |parent| prefixes[&parent.0].clone());
+        let (mut prefix, mut extras) =
+            stored.parent.map_or_else(Default::default, |parent| prefixes[&parent.0].clone());
         extras.adapter.clone_from(&stored.lora_name);
         if let (None, ExtraKeys::Each(keys)) = (stored.parent, &stored.extra_keys)
             && let Some(wire_key) = keys[0].last()
@@ -304,7 +305,8 @@ fn an_adapter_loaded_from_another_path_has_two_engine_hashes_for_one_block() {
     for batch in last_two {
         let KvEvent::Stored(stored) = &batch.events[0] else { panic!("a store") };
         let removed = wire::Removed { block_hashes: stored.block_hashes.clone(), ..wire::Removed::default() };
-        let report = index.apply(0, &EventBatch { events: vec![KvEvent::Removed(removed)], ..EventBatch::default() }, 0.0);
+        let report =
+            index.apply(0, &EventBatch { events: vec![KvEvent::Removed(removed)], ..EventBatch::default() }, 0.0);
         assert_eq!(report.removed, 2);
     }
     assert_eq!(index.stats().blocks, 0);

@@ -263,9 +263,11 @@ fn lookups_by_shape(report: &Report, background: usize) {
             let prompt = Random(99).tokens(tokens);
             store_staircase(&index, &prompt, replicas);
             let hashes = index.hasher().chain(&prompt, &BlockExtras::default());
-            let hash_us = (0..5).map(|_| seconds(|| {
-                std::hint::black_box(index.hasher().chain(&prompt, &BlockExtras::default()));
-            }));
+            let hash_us = (0..5).map(|_| {
+                seconds(|| {
+                    std::hint::black_box(index.hasher().chain(&prompt, &BlockExtras::default()));
+                })
+            });
             let hash_us = hash_us.fold(f64::MAX, f64::min) * 1e6;
             report.line(
                 "lookup",
@@ -288,7 +290,10 @@ fn lookups_by_shape(report: &Report, background: usize) {
         }
     }
     let hashes = full.hasher().chain(&prompt, &BlockExtras::default());
-    report.line("lookup_held_by_all", &[("replicas", 64.0), ("blocks", 6_250.0), ("lookup_us", lookup_us(&full, &hashes))]);
+    report.line(
+        "lookup_held_by_all",
+        &[("replicas", 64.0), ("blocks", 6_250.0), ("lookup_us", lookup_us(&full, &hashes))],
+    );
 }
 
 fn lookups_by_index_size(report: &Report, blocks_max: usize) {

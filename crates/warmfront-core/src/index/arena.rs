@@ -40,14 +40,7 @@ impl Planes {
     }
 
     fn all_mut(&mut self) -> [&mut Plane; 6] {
-        [
-            &mut self.shared,
-            &mut self.private,
-            &mut self.predicted,
-            &mut self.active,
-            &mut self.host,
-            &mut self.disk,
-        ]
+        [&mut self.shared, &mut self.private, &mut self.predicted, &mut self.active, &mut self.host, &mut self.disk]
     }
 }
 

@@ -286,7 +286,10 @@ impl State {
     fn largest(&self, size: impl Fn(&super::SlotState) -> u64) -> Option<Slot> {
         let sizes = self.slots.iter().enumerate().filter_map(|(slot, state)| Some((size(state.as_ref()?), slot)));
         // Of equal ones the lowest slot: reproducible.
-        sizes.filter(|(size, _)| *size > 0).max_by_key(|(size, slot)| (*size, usize::MAX - slot)).map(|(_, slot)| slot as Slot)
+        sizes
+            .filter(|(size, _)| *size > 0)
+            .max_by_key(|(size, slot)| (*size, usize::MAX - slot))
+            .map(|(_, slot)| slot as Slot)
     }
 
     fn drop_one_predicted(&mut self) -> bool {

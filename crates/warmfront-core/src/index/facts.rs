@@ -63,8 +63,7 @@ impl State {
         if usable && self.arena.alias(node) == hash {
             return self.confirm_shared(slot, node, hash);
         }
-        let adoptable =
-            usable && (self.arena.alias(node) == 0 || self.arena.planes.shared.is_zero(stride, node));
+        let adoptable = usable && (self.arena.alias(node) == 0 || self.arena.planes.shared.is_zero(stride, node));
         if adoptable && self.arena.adopt_alias(node, hash) {
             return self.confirm_shared(slot, node, hash);
         }

@@ -21,8 +21,8 @@ mod slots;
 
 use parking_lot::RwLock;
 
-pub(crate) use arena::Node;
 use arena::Arena;
+pub(crate) use arena::Node;
 use dispatch::{Ages, InFlight};
 pub(crate) use facts::Removal;
 use ghosts::Ghosts;

@@ -35,9 +35,7 @@ impl Private {
     pub(super) fn insert(&mut self, hash: u64, node: Node, known: bool) {
         let keys = &self.hash;
         let row = keys.len() as u32;
-        self.by_hash.insert_unique(mix(hash), row, |row| {
-            mix(keys.get(*row as usize).copied().unwrap_or(hash))
-        });
+        self.by_hash.insert_unique(mix(hash), row, |row| mix(keys.get(*row as usize).copied().unwrap_or(hash)));
         self.hash.push(hash);
         self.node.push(node);
         if known {
