@@ -1,6 +1,6 @@
 //! Speed and size of the index: stored blocks per second from wire frames, lookup time, bytes per block and fact.
 //!
-//! `index_bench [--json] [--quick]`. One thread. Prints one line a measurement; with `--json` each is a JSON object.
+//! `index_bench [--json] [--quick] [store] [lookup] [memory]`. One thread. Prints one line a measurement; with `--json` each is a JSON object.
 //! Times are the best of several runs, since other work on the machine only ever adds. Sizes are resident memory.
 
 use std::fmt::Write as _;
@@ -23,19 +23,28 @@ enum Names {
 
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let report = Report { json: arguments.iter().any(|word| word == "--json") };
-    let quick = arguments.iter().any(|word| word == "--quick");
-    let blocks = if quick { 1 << 17 } else { 1 << 20 };
-    for blocks_per_frame in [16, 64, 512] {
-        store_speed(&report, blocks, blocks_per_frame, Names::Shared);
+    if let [word, sizes @ ..] = &arguments[..]
+        && word == "--size"
+    {
+        return size(sizes);
     }
-    store_speed(&report, blocks, 64, Names::Own);
-    lookups_by_shape(&report, quick);
-    lookups_by_index_size(&report, blocks);
-    for names in [Names::Shared, Names::Own] {
-        for (replicas, holders) in [(1, 1), (8, 8), (64, 1), (64, 8), (64, 64), (256, 1), (256, 64)] {
-            size(&report, if quick { 1 << 16 } else { 1 << 19 }, replicas, holders, names);
+    let has = |flag: &str| arguments.iter().any(|word| word == flag);
+    let report = Report { json: has("--json") };
+    let blocks = if has("--quick") { 1 << 17 } else { 1 << 20 };
+    let parts = ["store", "lookup", "memory"];
+    let all = !parts.iter().any(|part| has(part));
+    if all || has("store") {
+        for blocks_per_frame in [16, 64, 512] {
+            store_speed(&report, blocks, blocks_per_frame, Names::Shared);
         }
+        store_speed(&report, blocks, 64, Names::Own);
+    }
+    if all || has("lookup") {
+        lookups_by_shape(&report, blocks / 4);
+        lookups_by_index_size(&report, blocks);
+    }
+    if all || has("memory") {
+        sizes(&report, blocks / 2);
     }
 }
 
@@ -245,8 +254,8 @@ fn lookup_us(index: &Index, hashes: &[SeqHash]) -> f64 {
     best.fold(f64::MAX, f64::min) / 20.0 * 1e6
 }
 
-fn lookups_by_shape(report: &Report, quick: bool) {
-    let background = frames(if quick { 1 << 14 } else { 1 << 18 }, 64, 1 << 41);
+fn lookups_by_shape(report: &Report, background: usize) {
+    let background = frames(background, 64, 1 << 41);
     for replicas in [8, 64, 256] {
         for tokens in [1_000, 8_000, 32_000, 100_000, 200_000] {
             let index = index(replicas);
@@ -254,9 +263,11 @@ fn lookups_by_shape(report: &Report, quick: bool) {
             let prompt = Random(99).tokens(tokens);
             store_staircase(&index, &prompt, replicas);
             let hashes = index.hasher().chain(&prompt, &BlockExtras::default());
-            let hash_us = (0..5).map(|_| seconds(|| {
-                std::hint::black_box(index.hasher().chain(&prompt, &BlockExtras::default()));
-            }));
+            let hash_us = (0..5).map(|_| {
+                seconds(|| {
+                    std::hint::black_box(index.hasher().chain(&prompt, &BlockExtras::default()));
+                })
+            });
             let hash_us = hash_us.fold(f64::MAX, f64::min) * 1e6;
             report.line(
                 "lookup",
@@ -279,7 +290,10 @@ fn lookups_by_shape(report: &Report, quick: bool) {
         }
     }
     let hashes = full.hasher().chain(&prompt, &BlockExtras::default());
-    report.line("lookup_held_by_all", &[("replicas", 64.0), ("blocks", 6_250.0), ("lookup_us", lookup_us(&full, &hashes))]);
+    report.line(
+        "lookup_held_by_all",
+        &[("replicas", 64.0), ("blocks", 6_250.0), ("lookup_us", lookup_us(&full, &hashes))],
+    );
 }
 
 fn lookups_by_index_size(report: &Report, blocks_max: usize) {
@@ -310,37 +324,53 @@ fn resident_bytes() -> f64 {
     pages * 4096.0
 }
 
-/// `blocks` distinct blocks, each held by `holders` of `replicas` replicas.
-fn size(report: &Report, blocks: usize, replicas: u32, holders: u32, names: Names) {
-    let index = index(replicas);
-    // Frames are made on the fly and dropped, so only the index remains.
+/// Sizes of indexes of several shapes, each in a process of its own, so that no memory is reused.
+fn sizes(report: &Report, blocks: usize) {
+    let program = std::env::current_exe().expect("the path of this program");
+    for names in ["shared", "own"] {
+        for (replicas, holders) in [(1, 1), (8, 8), (64, 1), (64, 8), (64, 64), (256, 1), (256, 64)] {
+            let shape = [blocks.to_string(), replicas.to_string(), holders.to_string(), names.to_string()];
+            let output = std::process::Command::new(&program).arg("--size").args(&shape).output().expect("runs itself");
+            let text = String::from_utf8_lossy(&output.stdout);
+            let figures: Vec<f64> = text.split_whitespace().filter_map(|word| word.parse().ok()).collect();
+            let [blocks, facts, resident, counted] = figures[..] else { panic!("four figures, not {text:?}") };
+            let allowed = 64.0 * blocks + 16.0 * facts;
+            report.line(
+                &format!("size_{names}_names"),
+                &[
+                    ("replicas", f64::from(replicas)),
+                    ("holders", f64::from(holders)),
+                    ("blocks", blocks),
+                    ("facts", facts),
+                    ("bytes_per_block", resident / blocks),
+                    ("bytes_per_fact", resident / facts),
+                    ("share_of_allowed", resident / allowed),
+                    ("counted_share_of_resident", counted / resident),
+                ],
+            );
+        }
+    }
+}
+
+/// Builds an index of `blocks` distinct blocks, each held by `holders` of `replicas` replicas, and prints blocks, facts,
+/// resident bytes and the bytes that the index itself counts.
+fn size(shape: &[String]) {
+    let [blocks, replicas, holders, names] = shape else { panic!("--size BLOCKS REPLICAS HOLDERS NAMES") };
+    let number = |word: &String| word.parse::<u32>().expect("a number");
+    let (blocks, replicas, holders) = (number(blocks) as usize, number(replicas), number(holders));
     let before = resident_bytes();
+    let index = index(replicas);
     let per_frame = 64;
     for holder in 0..holders {
+        // Frames are made on the fly and dropped, so the index alone remains.
         let mut random = Random(1);
-        let base = if names == Names::Own { u64::from(holder) << 40 } else { 0 };
+        let base = if names == "own" { u64::from(holder) << 40 } else { 0 };
         for at in 0..blocks / per_frame {
             let slot = (at as u32 + holder) % replicas;
             let run = frame(&random.tokens(per_frame * BLOCK_SIZE), base + (at * per_frame) as u64, None);
             apply(&index, slot, &[run]);
         }
     }
-    let bytes = resident_bytes() - before;
     let stats = index.stats();
-    let facts = stats.confirmed_facts as f64;
-    let allowed = 64.0 * stats.blocks as f64 + 16.0 * facts;
-    let name = if names == Names::Shared { "size_shared_names" } else { "size_own_names" };
-    report.line(
-        name,
-        &[
-            ("replicas", f64::from(replicas)),
-            ("holders", f64::from(holders)),
-            ("blocks", stats.blocks as f64),
-            ("facts", facts),
-            ("resident_bytes_per_block", bytes / stats.blocks as f64),
-            ("resident_bytes_per_fact", bytes / facts),
-            ("share_of_allowed", bytes / allowed),
-            ("counted_share_of_resident", stats.bytes as f64 / bytes.max(1.0)),
-        ],
-    );
+    println!("{} {} {} {}", stats.blocks, stats.confirmed_facts, resident_bytes() - before, stats.bytes);
 }

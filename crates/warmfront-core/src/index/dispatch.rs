@@ -232,6 +232,9 @@ impl State {
 
     /// Ends the predictions whose time is up, or starts their time anew while the block is in use.
     pub(crate) fn expire(&mut self, now_s: f64) {
+        if !self.expiry_due(now_s) {
+            return;
+        }
         let stride = self.arena.stride();
         for slot in 0..self.slots.len() as Slot {
             let Some(feed) = self.slot(slot).map(|state| state.feed) else { continue };

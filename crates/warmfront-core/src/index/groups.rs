@@ -90,7 +90,10 @@ impl Groups {
         let need = match kind {
             SpecKind::Full => Need::All,
             // A key position sees itself and the `window - 1` tokens before it.
-            SpecKind::Window => stored.window.map_or(Need::Nothing, |window| Need::Tokens(window.saturating_sub(1))),
+            SpecKind::Window => match stored.window {
+                Some(window) if window > 1 => Need::Tokens(window - 1),
+                _ => Need::Nothing,
+            },
             SpecKind::Mamba => Need::Tokens(1),
             SpecKind::Other | SpecKind::Unknown => Need::Nothing,
         };

@@ -191,11 +191,8 @@ impl<'a> Reader<'a> {
                 break;
             }
             pair[0] = first.cut(word::<0>(window));
-            pair[1] = select_unpredictable(
-                is_wide,
-                behind_wide.cut(word::<5>(window)),
-                behind_short.cut(word::<3>(window)),
-            );
+            pair[1] =
+                select_unpredictable(is_wide, behind_wide.cut(word::<5>(window)), behind_short.cut(word::<3>(window)));
             at += select_unpredictable(is_wide, 5, 3) + usize::from(second_bytes);
             done += 2;
         }
