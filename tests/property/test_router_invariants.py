@@ -66,7 +66,11 @@ class RouterMachine(RuleBasedStateMachine):
         self.sent: dict[RequestId, Dispatch] = {}
         self.pool_of: dict[RequestId, str] = {}
         self.generation = 0
-        self.ready: dict[str, set[int]] = {pool: set() for pool in POOLS}
+        self.ready: dict[str, set[int]] = {pool: set(range(SLOTS)) for pool in POOLS}
+        rows = [replica(slot) for slot in range(SLOTS)]
+        self.feed(
+            [FleetChanged(0.0, FleetState(0, [PoolState(pool, {pool: None}, "exact", None, rows) for pool in POOLS]))]
+        )
 
     def feed(self, events: Sequence[Event]) -> list[Command]:
         outputs = [router.step(events) for router in self.routers]
@@ -186,7 +190,17 @@ class RouterMachine(RuleBasedStateMachine):
     @rule(draw=st.data())
     def pace(self, draw: st.DataObject) -> None:
         slots = [Slot(slot) for slot in draw.draw(st.lists(st.integers(0, SLOTS + 1), max_size=4))]
-        self.feed([Paced(self.now_s, draw.draw(st.sampled_from([*POOLS, "unknown"])), slots, [3] * len(slots), [0.1] * len(slots))])
+        self.feed(
+            [
+                Paced(
+                    self.now_s,
+                    draw.draw(st.sampled_from([*POOLS, "unknown"])),
+                    slots,
+                    [3] * len(slots),
+                    [0.1] * len(slots),
+                )
+            ]
+        )
 
     @rule(draw=st.data(), question=st.sampled_from(["explain", "fleet", "policy", "nonsense"]))
     def ask(self, draw: st.DataObject, question: str) -> None:
@@ -266,7 +280,9 @@ def test_shed_codes_have_faces() -> None:
     from warmfront import errors
 
     faces = {
-        value.code for value in vars(errors).values() if isinstance(value, type) and issubclass(value, errors.ClientError)
+        value.code
+        for value in vars(errors).values()
+        if isinstance(value, type) and issubclass(value, errors.ClientError)
     }
     router = Router(RouterConfig(flow=FlowConfig(queue_max=0)), PlainIndex())
     (unknown,) = router.step([Arrived(request(1))])
