@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from support.routing import World, replica
-
 from warmfront.config import PolicyConfig
 from warmfront.errors import ConfigError
 from warmfront.policy import registry

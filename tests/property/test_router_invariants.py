@@ -1,4 +1,4 @@
-"""The invariants of `Router.step`, on random histories: fleets, arrivals, ends, failures, cancels, questions, nonsense."""
+"""The invariants of `Router.step` on random histories: fleets, arrivals, ends, failures, questions, nonsense."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from msgspec.structs import replace
 from support.routing import PlainIndex, replica, request
-
 from warmfront.config import FlowConfig, PolicyConfig, RouterConfig
 from warmfront.policy import registry
 from warmfront.router import Router

@@ -4,7 +4,6 @@ import math
 from collections import Counter
 
 from support.routing import World, replica
-
 from warmfront.config import PolicyConfig
 
 

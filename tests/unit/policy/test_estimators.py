@@ -3,7 +3,6 @@ from __future__ import annotations
 import random
 
 import pytest
-
 from warmfront.config import CostConfig
 from warmfront.policy.estimators import Continuation, Credit, Learned
 from warmfront.policy.latency import DecodeModel, PrefillModel

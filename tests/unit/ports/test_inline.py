@@ -3,7 +3,6 @@ from __future__ import annotations
 import json
 
 from support.routing import PlainIndex, fleet, replica, request
-
 from warmfront.clock import ManualClock
 from warmfront.config import FlowConfig, RouterConfig
 from warmfront.ports.inline import Decision, InlinePort

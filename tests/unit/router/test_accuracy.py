@@ -4,7 +4,6 @@ import logging
 
 import pytest
 from support.routing import World, request
-
 from warmfront.router.accuracy import Accuracy
 from warmfront.types import Usage
 

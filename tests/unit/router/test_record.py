@@ -5,10 +5,9 @@ from pathlib import Path
 
 import pytest
 from support.routing import PlainIndex, fleet, replica, request
-
 from warmfront.config import PolicyConfig, RouterConfig
 from warmfront.ports.replay import replay
-from warmfront.router.record import RecordedRouter, RecordingError, open_router, read
+from warmfront.router.record import BYTES_MAX, RecordedRouter, RecordingError, open_router, read
 from warmfront.router.router import Router
 from warmfront.types import Arrived, Dispatch, Event, Finished, FirstToken, FleetChanged, Usage
 
@@ -29,10 +28,10 @@ def drive(router: RecordedRouter, seed: int = 3, requests: int = 200) -> None:
         running += [command for command in router.step(events) if isinstance(command, Dispatch)]
 
 
-def recorded(path: Path, *, policy: str = "marginal_cost", **limits: int) -> RecordedRouter:
+def recorded(path: Path, *, policy: str = "marginal_cost", bytes_max: int = BYTES_MAX) -> RecordedRouter:
     index = PlainIndex()
     index.slots = 3
-    return RecordedRouter(RouterConfig(policy=PolicyConfig(name=policy)), index, path=path, **limits)
+    return RecordedRouter(RouterConfig(policy=PolicyConfig(name=policy)), index, path=path, bytes_max=bytes_max)
 
 
 @pytest.mark.parametrize("policy", ["marginal_cost", "random", "power_of_two"])

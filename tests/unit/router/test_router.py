@@ -3,12 +3,12 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 import pytest
 from msgspec.structs import replace
 from support.routing import PlainIndex, World, codes, fleet, replica, request
-
 from warmfront.config import Config, FlowConfig, PolicyConfig, RouterConfig
 from warmfront.policy import registry
 from warmfront.policy.base import Fleet
@@ -369,5 +369,6 @@ def test_metrics_follow_the_ledger_down_to_zero() -> None:
     assert meter.gauges[("warmfront_waiting_requests", ("m",))] == 1
 
 
-def rows(world: World) -> list[dict[str, object]] | list[dict[str, float]] | list:  # type: ignore[type-arg]
-    return world.ask("fleet")["pools"][0]["replicas"]
+def rows(world: World) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = world.ask("fleet")["pools"][0]["replicas"]
+    return found
