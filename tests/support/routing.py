@@ -7,7 +7,6 @@ from typing import Any
 
 import msgspec
 from msgspec.structs import replace
-
 from warmfront.config import FlowConfig, PolicyConfig, RouterConfig
 from warmfront.router import Router
 from warmfront.types import (

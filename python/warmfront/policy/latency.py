@@ -128,8 +128,9 @@ class DecodeModel:
         matrix = self._covariance[slot]
         product = [sum(entry * value for entry, value in zip(row, inputs, strict=True)) for row in matrix]
         scale = FORGET * 1e-4 + sum(value * entry for value, entry in zip(inputs, product, strict=True))
-        bound = 0.5 * gap_s + 0.02
-        error = max(-bound, min(bound, gap_s - self.seconds(slot, requests, context_tokens)))
+        predicted_s = self.seconds(slot, requests, context_tokens)
+        bound = 0.5 * predicted_s + 0.02  # of the prediction, so that one stall of many seconds stays one small step
+        error = max(-bound, min(bound, gap_s - predicted_s))
         gain = [entry / scale for entry in product]
         self.base[slot] = max(SECONDS_A_STEP_MIN, self.base[slot] + gain[0] * error)
         self.per_request[slot] = max(0.0, self.per_request[slot] + gain[1] * error * _REQUESTS_UNIT)

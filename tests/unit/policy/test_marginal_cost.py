@@ -6,7 +6,6 @@ from collections import Counter
 import pytest
 from msgspec.structs import replace
 from support.routing import World, busy, replica
-
 from warmfront.types import FirstToken
 
 PREFIX = 77
