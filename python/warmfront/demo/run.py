@@ -17,8 +17,8 @@ from warmfront.demo.processes import MODEL_NAME, DemoError, Fleet, running_fleet
 from warmfront.demo.report import Summary, summarise, table
 from warmfront.demo.workload import MIX, plan
 
-PHASE_SECONDS = 25.0
-"""Two such phases, with starts and ends, take about 70 s."""
+PHASE_SECONDS = 22.0
+"""Two such phases, with starts and last answers, take about a minute on two free cores."""
 
 
 @dataclass(frozen=True, slots=True)
