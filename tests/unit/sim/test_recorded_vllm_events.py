@@ -18,7 +18,7 @@ RECORDING = Path(__file__).parents[2] / "fixtures" / "vllm" / "events_main_int_b
 CONCURRENT_SCENARIO = "concurrent_preempt"
 """Eight requests at once, more than fit, and a reset while they run; all before come one by one."""
 STEPS_BEFORE_RESET = 2
-"""Steps between the admission of the seventh request and that reset. Not recorded; no other number fits the events."""
+"""Steps after the first one until that reset. Not recorded; any small number gives these events."""
 BLOCK_SIZE = 128
 
 Plain = tuple[Any, ...]

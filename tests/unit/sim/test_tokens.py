@@ -97,6 +97,20 @@ def test_messages_are_normalised_as_vllm_does() -> None:
     )
 
 
+def test_a_developer_turn_merges_all_system_texts_but_systems_alone_stay_apart() -> None:
+    systems = [{"role": "system", "content": text} for text in ("a", "", "b")]
+    assert render(systems, add_generation_prompt=False).count("system") == 3
+    merged = render([*systems, {"role": "developer", "content": "c"}], add_generation_prompt=False)
+    assert merged == "<|im_start|>system\na\n\nb\n\nc<|im_end|>\n"
+
+
+def test_a_billing_header_leaves_a_system_text() -> None:
+    content = "x-anthropic-billing-header: 1\nbe kind"
+    assert render([{"role": "system", "content": content}], add_generation_prompt=False) == (
+        "<|im_start|>system\nbe kind<|im_end|>\n"
+    )
+
+
 def test_the_final_message_can_be_left_open() -> None:
     text = render(
         [{"role": "assistant", "content": "so far"}], add_generation_prompt=False, continue_final_message=True

@@ -18,7 +18,7 @@ class Responses:
     def prompts(self, body: Body, tokenizer: BuiltinTokenizer) -> list[list[int]]:
         """Render instructions and input as one conversation."""
         instructions, given = body.get("instructions"), body.get("input")
-        turns: list[dict[str, Any]] = [] if instructions is None else [{"role": "system", "content": instructions}]
+        turns: list[dict[str, Any]] = [] if not instructions else [{"role": "system", "content": instructions}]
         if isinstance(given, str):
             turns.append({"role": "user", "content": given})
         elif isinstance(given, list) and all(isinstance(item, dict) for item in given):
