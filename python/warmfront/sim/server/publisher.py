@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -144,7 +144,7 @@ class KvPublisher:
 
 
 @contextlib.asynccontextmanager
-async def replaying(publisher: KvPublisher) -> Any:
+async def replaying(publisher: KvPublisher) -> AsyncIterator[None]:
     """Answer replay requests while the block runs, then close the publisher."""
     task = asyncio.create_task(publisher.serve_replay())
     try:
