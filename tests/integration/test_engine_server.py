@@ -57,8 +57,8 @@ class World:
             assert response.status == 200
             return await response.text()
 
-    async def stream(self, path: str, body: dict[str, Any]) -> list[str]:
-        async with self._session.post(self.url + path, json=body | {"stream": True}) as response:
+    async def stream(self, path: str, body: dict[str, Any], headers: dict[str, str] | None = None) -> list[str]:
+        async with self._session.post(self.url + path, json=body | {"stream": True}, headers=headers) as response:
             assert response.status == 200
             text = (await response.read()).decode()
         assert text.endswith("\n\n")
@@ -98,6 +98,12 @@ async def test_a_chat_stream_has_role_tokens_reason_usage_and_end_mark(world: Wo
     assert [token["choices"][0]["finish_reason"] for token in tokens] == [None] * 4 + ["length"]
     assert usage["choices"] == []
     assert usage["usage"]["completion_tokens"] == 5
+
+
+async def test_a_request_id_from_the_client_is_part_of_the_id_whatever_it_holds(world: World) -> None:
+    odd = 'a"b\\c'
+    frames = await world.stream("/v1/chat/completions", chat("x"), {"X-Request-Id": odd})
+    assert {chunk["id"] for chunk in chunks(frames)} == {"chatcmpl-" + odd}
 
 
 async def test_streaming_and_plain_answers_hold_the_same_text(world: World) -> None:

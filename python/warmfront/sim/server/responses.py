@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from warmfront.errors import InvalidRequestError
@@ -49,9 +50,9 @@ class Responses:
         """Return one text delta."""
         return (
             b"event: response.output_text.delta\n"
-            b'data: {"content_index":0,"delta":%b,"item_id":"%b","logprobs":[],"output_index":0,"sequence_number":%d,'
+            b'data: {"content_index":0,"delta":%b,"item_id":%b,"logprobs":[],"output_index":0,"sequence_number":%d,'
             b'"type":"response.output_text.delta"}\n\n'
-        ) % (text, _item_id(job).encode(), choice.emitted + 3)
+        ) % (text, json.dumps(_item_id(job)).encode(), choice.emitted + 3)
 
     def ending(self, job: Job, texts: list[str]) -> bytes:
         """Return the events after the last delta."""
