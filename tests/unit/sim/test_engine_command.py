@@ -1,0 +1,22 @@
+from __future__ import annotations
+
+import pytest
+from click.testing import CliRunner
+
+from warmfront.cli.engine import command
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--num-gpu-blocks-override", "5"], "8192 tokens do not fit 4 blocks of 16"),
+        (["--max-num-seqs", "64", "--max-num-batched-tokens", "32"], "max_sequences must not exceed"),
+        (["--lora-modules", "nameless"], "expected NAME=PATH"),
+        (["--speed", "0"], "0.0 is not in the range x>0"),
+        (["--preset", "abacus"], "is not one of"),
+    ],
+)
+def test_options_that_cannot_work_are_refused_with_a_reason(arguments: list[str], message: str) -> None:
+    result = CliRunner().invoke(command, arguments)
+    assert result.exit_code == 2
+    assert message in result.output
