@@ -7,7 +7,6 @@ from random import Random
 from typing import Any
 
 import pytest
-
 from warmfront import core
 from warmfront.sim.server.app import DIALECTS
 from warmfront.sim.tokens import MODEL_DIRECTORY, BuiltinTokenizer

@@ -16,7 +16,6 @@ import openai
 import pytest
 import zmq
 import zmq.asyncio
-
 from warmfront.sim.engine import EngineConfig
 from warmfront.sim.latency import preset
 from warmfront.sim.server.app import EngineServer, ServedModel, ServerOptions

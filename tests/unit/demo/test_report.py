@@ -3,7 +3,6 @@ from __future__ import annotations
 import io
 
 from rich.console import Console
-
 from warmfront.demo.load import Outcome, Progress
 from warmfront.demo.report import MISSING, percentile, summarise, table
 

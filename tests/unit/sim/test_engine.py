@@ -6,7 +6,6 @@ from random import Random
 from zlib import crc32
 
 import pytest
-
 from warmfront.errors import ConfigError
 from warmfront.sim.engine import Engine, EngineConfig
 from warmfront.sim.hashing import chain_hashes

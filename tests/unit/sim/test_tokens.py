@@ -5,7 +5,6 @@ from random import Random
 
 import pytest
 import tokenizers
-
 from warmfront.errors import InvalidRequestError
 from warmfront.sim.answers import AnswerWriter
 from warmfront.sim.tokens import MODEL_DIRECTORY, PIECE_PATTERN, BuiltinTokenizer, render
