@@ -11,7 +11,7 @@ from warmfront.errors import ConfigError
 from warmfront.sim.engine import EngineConfig
 from warmfront.sim.latency import PRESETS, preset
 from warmfront.sim.server.app import ServedModel, ServerOptions
-from warmfront.sim.server.publisher import PublisherConfig
+from warmfront.sim.server.publisher import EventSocketError, PublisherConfig
 from warmfront.sim.server.service import Service, serve_until_signal
 from warmfront.sim.tokens import MODEL_DIRECTORY
 
@@ -102,7 +102,10 @@ def command(
         port=port,
         events=events if kv_events else None,
     )
-    asyncio.run(serve_until_signal(service, click.echo))
+    try:
+        asyncio.run(serve_until_signal(service, click.echo))
+    except (OSError, EventSocketError) as error:
+        raise click.ClickException(f"{error}; --port 0 and tcp://…:0 take free ports") from error
 
 
 def _adapter(text: str) -> tuple[str, str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import signal
 import socket
@@ -21,6 +22,8 @@ import aiohttp
 
 from warmfront.clock import Clock
 from warmfront.errors import WarmfrontError
+
+log = logging.getLogger(__name__)
 
 START_TIMEOUT_S = 30.0
 """How long engines and router may take until they are ready; two busy cores start six interpreters."""
@@ -102,15 +105,16 @@ class _Child:
         return "\n".join([f"its log is {self.log} and ends with", *lines])
 
     async def stop(self) -> None:
-        """End the child and its group: politely, then by force."""
+        """End the child and its group: politely, then by force. A second Ctrl-C only shortens the wait."""
         self._signal(signal.SIGTERM)
         try:
             async with asyncio.timeout(STOP_TIMEOUT_S):
                 await self.process.wait()
         except TimeoutError:
-            self._signal(signal.SIGKILL)
-            await self.process.wait()
-        self._signal(signal.SIGKILL)  # What the child itself may have left in its group.
+            log.warning("process %d did not end within %g s and is killed", self.process.pid, STOP_TIMEOUT_S)
+        finally:
+            self._signal(signal.SIGKILL)  # Also for what the child may have left in its group.
+        await self.process.wait()
 
     def _signal(self, number: signal.Signals) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -131,8 +135,7 @@ async def _child(arguments: Sequence[str], log: Path) -> AsyncIterator[_Child]:
     try:
         yield child
     finally:
-        # Shielded: a second Ctrl-C must not leave processes behind.
-        await asyncio.shield(child.stop())
+        await child.stop()
 
 
 async def _until_ready(fleet: Fleet, router: _Child, clock: Clock) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from rich.table import Table
@@ -61,40 +61,36 @@ def percentile(ordered: Sequence[float], share: float) -> float:
 
 
 def table(summaries: Sequence[tuple[str, Summary]], *, engines: int) -> Table:
-    """Return the table: one row a policy."""
-    result = Table(title=f"Same traffic over {engines} cold engines", title_justify="left")
-    result.add_column("policy")
-    for column in (
-        "hit rate",
-        "TTFT p50",
-        "p90",
-        "p99",
-        "req/s",
-        "tokens/s",
-        "|predicted − reported|",
-        "exact",
-        "errors",
-    ):
-        result.add_column(column, justify="right")
-    for name, summary in summaries:
-        result.add_row(name, *cells(summary))
+    """Return the table: one row a figure, one column a policy."""
+    result = Table(title=f"The same traffic over {engines} cold engines", title_justify="left")
+    result.add_column("")
+    for name, _summary in summaries:
+        result.add_column(name, justify="right")
+    for label, show in ROWS:
+        result.add_row(label, *(show(summary) for _name, summary in summaries))
     return result
 
 
-def cells(summary: Summary) -> list[str]:
-    """Return the figures as text, in the order of the table's columns."""
-    error, exact = summary.prediction_error_tokens, summary.predictions_exact
-    return [
-        f"{summary.hit_rate:.1%}",
-        f"{summary.ttft_p50_s * 1000:.0f} ms",
-        f"{summary.ttft_p90_s * 1000:.0f} ms",
-        f"{summary.ttft_p99_s * 1000:.0f} ms",
-        f"{summary.requests_per_s:.1f}",
-        f"{summary.output_tokens_per_s:.0f}",
-        MISSING if error is None else f"{error:.1f} tokens",
-        MISSING if exact is None else f"{exact:.1%}",
-        str(summary.errors),
-    ]
+ROWS: tuple[tuple[str, Callable[[Summary], str]], ...] = (
+    ("hit rate (prompt tokens)", lambda summary: f"{summary.hit_rate:.1%}"),
+    ("TTFT p50", lambda summary: f"{summary.ttft_p50_s * 1000:.0f} ms"),
+    ("TTFT p90", lambda summary: f"{summary.ttft_p90_s * 1000:.0f} ms"),
+    ("TTFT p99", lambda summary: f"{summary.ttft_p99_s * 1000:.0f} ms"),
+    ("requests/s", lambda summary: f"{summary.requests_per_s:.1f}"),
+    ("output tokens/s", lambda summary: f"{summary.output_tokens_per_s:.0f}"),
+    (
+        "predicted against reported: mean error",
+        lambda summary: _known(summary.prediction_error_tokens, "{:.1f} tokens"),
+    ),
+    ("predicted against reported: exact", lambda summary: _known(summary.predictions_exact, "{:.1%}")),
+    ("requests", lambda summary: str(summary.requests)),
+    ("failed", lambda summary: str(summary.errors)),
+)
+"""Label and text of every figure."""
+
+
+def _known(value: float | None, form: str) -> str:
+    return MISSING if value is None else form.format(value)
 
 
 def _distances(outcomes: Sequence[Outcome]) -> list[int]:

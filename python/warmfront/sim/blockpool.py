@@ -70,51 +70,51 @@ class BlockPool:
 
     def touch(self, blocks: Sequence[int]) -> None:
         """Hold blocks found by `lookup`."""
+        references = self._references
         for block in blocks:
-            if not self._references[block]:
+            if not references[block]:
                 del self._free[block]
-            self._references[block] += 1
+            references[block] += 1
 
     def allocate(self, count: int) -> list[int]:
         """Take `count` blocks from the head of the free list; what they cached is removed.
 
         The caller has checked `free`.
         """
-        taken: list[int] = []
-        for _ in range(count):
-            block, _nothing = self._free.popitem(last=False)
-            hash_ = self._hash_of[block]
+        take, references, hash_of = self._free.popitem, self._references, self._hash_of
+        taken = [take(last=False)[0] for _ in range(count)]
+        for block in taken:
+            references[block] = 1
+            hash_ = hash_of[block]
             if hash_ is not None:
                 self._uncache(block, hash_)
                 self.events.append(Removed(hash_))
-            self._references[block] = 1
-            taken.append(block)
         return taken
 
     def register(self, blocks: Sequence[int], hashes: Sequence[int]) -> None:
         """Put full blocks into the cache under their hashes. The caller announces them."""
+        cached, hash_of = self._cached, self._hash_of
         for block, hash_ in zip(blocks, hashes, strict=True):
-            self._hash_of[block] = hash_
-            if self._cached.setdefault(hash_, block) != block:
+            hash_of[block] = hash_
+            if cached.setdefault(hash_, block) != block:
                 self._copies.setdefault(hash_, []).append(block)
 
     def release(self, blocks: Sequence[int]) -> None:
         """Let go of a sequence's blocks, given in sequence order."""
+        references, free, hash_of = self._references, self._free, self._hash_of
         for block in reversed(blocks):
-            self._references[block] -= 1
-            if self._references[block]:
+            references[block] -= 1
+            if references[block]:
                 continue
-            self._free[block] = None
-            if self._hash_of[block] is None:
-                self._free.move_to_end(block, last=False)
+            free[block] = None
+            if hash_of[block] is None:
+                free.move_to_end(block, last=False)
 
     def clear(self) -> bool:
         """Forget every hash; refused while a sequence holds a block. The order of the free list stays."""
         if len(self._free) != self._usable:
             return False
-        for block, hash_ in enumerate(self._hash_of):
-            if hash_ is not None:
-                self._hash_of[block] = None
+        self._hash_of = [None] * len(self._hash_of)
         self._cached.clear()
         self._copies.clear()
         self.events.append(Cleared())

@@ -21,6 +21,7 @@ from warmfront.errors import InvalidRequestError
 MODEL_DIRECTORY = Path(__file__).parent / "model"
 """The built-in model: tokenizer.json, tokenizer_config.json with a chat template, config.json."""
 
+BILLING_HEADER = "x-anthropic-billing-header"
 START, END, STOP = "<|im_start|>", "<|im_end|>", "<|endoftext|>"
 PIECE_PATTERN = r" ?[A-Za-z]+| ?[0-9]+| ?[^ \t\r\nA-Za-z0-9]+|[ \t\r\n]+(?![^ \t\r\n])|[ \t\r\n]+"
 """How text falls into pieces that are merged separately; the same in tokenizer.json."""
@@ -152,29 +153,35 @@ def render(
 
 
 def _normalised(messages: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
-    """Return roles and contents; `developer` turns become part of one system message at the front."""
+    """Return roles and contents. With a `developer` turn, all system texts become one message at the front."""
     turns: list[tuple[str, str]] = []
-    renamed = False
     for message in messages:
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
             raise InvalidRequestError("every message needs a role")
-        role = message["role"]
-        renamed = renamed or role == "developer"
-        turns.append(("system" if role == "developer" else role, _text(message.get("content"))))
-    if not renamed:
+        turns.append((message["role"], _text(message.get("content"), is_system=message["role"] == "system")))
+    if all(role != "developer" for role, _content in turns):
         return turns
-    system = "\n\n".join(content for role, content in turns if role == "system")
+    turns = [("system" if role == "developer" else role, content) for role, content in turns]
+    if all(role != "system" for role, _content in turns[1:]):
+        return turns
+    system = "\n\n".join(content for role, content in turns if role == "system" and content)
     return [("system", system), *(turn for turn in turns if turn[0] != "system")]
 
 
-def _text(content: object) -> str:
+def _text(content: object, *, is_system: bool) -> str:
     if content is None:
         return ""
-    if isinstance(content, str):
-        return content
-    if isinstance(content, list):
-        return "\n".join(_part(part) for part in content)
-    raise InvalidRequestError("content must be a string or a list of parts")
+    if not isinstance(content, str | list):
+        raise InvalidRequestError("content must be a string or a list of parts")
+    texts = [content] if isinstance(content, str) else [_part(part) for part in content]
+    if is_system:
+        texts = [without_billing_header(text) for text in texts]
+    return "\n".join(text for text in texts if text)
+
+
+def without_billing_header(text: str) -> str:
+    """Drop the first line of a system text when it is the header that some clients put there."""
+    return text.partition("\n")[2] if text.startswith(BILLING_HEADER) else text
 
 
 def _part(part: object) -> str:

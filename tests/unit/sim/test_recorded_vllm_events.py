@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable
+from functools import cache
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +15,62 @@ from warmfront.sim.latency import preset
 from warmfront.sim.request import CacheEvent, Cleared, EngineRequest, Removed, Stored
 
 RECORDING = Path(__file__).parents[2] / "fixtures" / "vllm" / "events_main_int_bs128.jsonl"
-LAST_SCENARIO = "dup_evict"
-"""What follows runs eight requests at once on a real clock: which step admits which is not in the recording."""
+CONCURRENT_SCENARIO = "concurrent_preempt"
+"""Eight requests at once, more than fit, and a reset while they run; all before come one by one."""
+STEPS_BEFORE_RESET = 2
+"""Steps after the first one until that reset. Not recorded; any small number gives these events."""
 BLOCK_SIZE = 128
 
 Plain = tuple[Any, ...]
 
 
-def test_same_requests_give_the_events_that_vllm_gave() -> None:
-    lines = list(_lines_until_last_scenario())
-    engine = Engine(
+def test_requests_one_by_one_give_the_events_that_vllm_gave() -> None:
+    lines = _lines_before_concurrency()
+    engine = _engine()
+    ours = _Renamed()
+    for line in lines:
+        if line["kind"] == "http":
+            ours.extend(_events_of(engine, line["request"], line))
+    theirs = _recorded(lines)
+    assert len(theirs) == 109
+    assert ours.events == theirs
+
+
+def test_concurrent_requests_with_preemption_and_reset_give_the_events_that_vllm_gave() -> None:
+    engine = _engine()
+    ours = _Renamed(with_tokens=False)  # What vLLM answered is only partly in the recording.
+    for line in _lines_before_concurrency():
+        if line["kind"] == "http":
+            ours.extend(_events_of(engine, line["request"], line))
+    for number, body in enumerate(_concurrent_bodies()):
+        answer = [1_000_000 * (number + 1) + position for position in range(body["max_tokens"])]
+        engine.submit(_request(body, body["prompt"], answer))
+        if number == 0:
+            ours.extend(_plain_of_ours(event) for event in engine.step().events)
+    for _ in range(STEPS_BEFORE_RESET):
+        ours.extend(_plain_of_ours(event) for event in engine.step().events)
+    assert engine.reset(preempt_running=True)
+    while engine.has_work:
+        ours.extend(_plain_of_ours(event) for event in engine.step().events)
+    theirs = _recorded(_lines(), with_tokens=False)
+    assert len(theirs) == 213
+    assert ours.events == theirs
+    assert engine.counters.preemptions > 7
+
+
+def test_reported_cached_tokens_are_those_of_vllm() -> None:
+    engine = _engine()
+    for line in _lines_before_concurrency():
+        if line["kind"] != "http" or _reset_if_asked(engine, line):
+            continue
+        sequences = _submit(engine, line["request"]["body"], _sampled(line))
+        while engine.has_work:
+            engine.step()
+        assert sequences[-1].cached_tokens == line["usage"]["prompt_tokens_details"]["cached_tokens"], line["scenario"]
+
+
+def _engine() -> Engine:
+    return Engine(
         EngineConfig(
             latency=preset("demo").latency,
             blocks=40,
@@ -32,58 +80,47 @@ def test_same_requests_give_the_events_that_vllm_gave() -> None:
             max_sequences=128,
         )
     )
-    ours = _Renamed()
-    for line in lines:
-        if line["kind"] == "http":
-            ours.extend(_events_of(engine, line["request"], line))
-    theirs = _Renamed()
-    for line in lines:
-        if line["kind"] == "frame":
-            theirs.extend(_plain(event) for event in line["decoded"][1] if not _is_report(line, event))
-    assert len(theirs.events) == 109
-    assert ours.events == theirs.events
-
-
-def test_reported_cached_tokens_are_those_of_vllm() -> None:
-    engine = Engine(
-        EngineConfig(
-            latency=preset("demo").latency, blocks=40, block_size=BLOCK_SIZE, max_model_tokens=4096, max_sequences=128
-        )
-    )
-    for line in _lines_until_last_scenario():
-        if line["kind"] != "http" or _reset_if_asked(engine, line):
-            continue
-        sequences = _submit(engine, line["request"]["body"], _sampled(line))
-        while engine.has_work:
-            engine.step()
-        assert sequences[-1].cached_tokens == line["usage"]["prompt_tokens_details"]["cached_tokens"], line["scenario"]
 
 
 class _Renamed:
     """Events with hashes replaced by the number of their first appearance."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, with_tokens: bool = True) -> None:
         self.events: list[Plain] = []
         self._names: dict[int, int] = {}
+        self._with_tokens = with_tokens
 
-    def extend(self, events: Iterator[Plain] | list[Plain]) -> None:
+    def extend(self, events: Iterable[Plain]) -> None:
         for kind, hashes, parent, tokens in events:
-            self.events.append((kind, tuple(self._name(hash_) for hash_ in hashes), self._name(parent), tokens))
+            names = tuple(self._name(hash_) for hash_ in hashes)
+            self.events.append((kind, names, self._name(parent), tokens if self._with_tokens else len(tokens)))
 
     def _name(self, hash_: int | None) -> int | None:
         return None if hash_ is None else self._names.setdefault(hash_, len(self._names))
 
 
-def _lines_until_last_scenario() -> Iterator[dict[str, Any]]:
-    reached = False
+def _recorded(lines: Iterable[dict[str, Any]], *, with_tokens: bool = True) -> list[Plain]:
+    theirs = _Renamed(with_tokens=with_tokens)
+    for line in lines:
+        if line["kind"] == "frame":
+            theirs.extend(_plain(event) for event in line["decoded"][1] if not _is_report(line, event))
+    return theirs.events
+
+
+@cache
+def _lines() -> list[dict[str, Any]]:
     with RECORDING.open(encoding="utf-8") as lines:
-        for text in lines:
-            line = json.loads(text)
-            if line["kind"] == "scenario":
-                if reached:
-                    return
-                reached = line["scenario"] == LAST_SCENARIO
-            yield line
+        return [json.loads(line) for line in lines]
+
+
+def _lines_before_concurrency() -> list[dict[str, Any]]:
+    return list(takewhile(lambda line: line.get("scenario") != CONCURRENT_SCENARIO, _lines()))
+
+
+def _concurrent_bodies() -> list[dict[str, Any]]:
+    """Bodies in the order in which their first blocks were stored, which is the order of their answers."""
+    lines = [line for line in _lines() if line["kind"] == "http" and line["scenario"] == CONCURRENT_SCENARIO]
+    return [line["request"]["body"] for line in lines if line["request"].get("body")]
 
 
 def _is_report(line: dict[str, Any], event: dict[str, Any]) -> bool:
@@ -134,7 +171,7 @@ def _sampled(line: dict[str, Any]) -> list[int]:
     if line["scenario"] != "decode_fills_block":
         return []
     prompt = line["request"]["body"]["prompt"]
-    for other in _lines_until_last_scenario():
+    for other in _lines_before_concurrency():
         if other["kind"] == "frame":
             for event in other["decoded"][1]:
                 if event.get("token_ids", [])[: len(prompt)] == prompt:

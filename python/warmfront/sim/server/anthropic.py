@@ -7,7 +7,7 @@ from typing import Any
 from warmfront.errors import InvalidRequestError
 from warmfront.sim.server.dialect import Body, frame, messages_of, positive
 from warmfront.sim.server.job import Choice, Job
-from warmfront.sim.tokens import BuiltinTokenizer, render
+from warmfront.sim.tokens import BILLING_HEADER, BuiltinTokenizer, render
 
 
 class Messages:
@@ -17,9 +17,9 @@ class Messages:
 
     def prompts(self, body: Body, tokenizer: BuiltinTokenizer) -> list[list[int]]:
         """Render system and messages as one conversation."""
-        system = body.get("system")
-        turns: list[dict[str, Any]] = [] if system is None else [{"role": "system", "content": _text(system)}]
-        turns += [{"role": turn.get("role"), "content": _text(turn.get("content"))} for turn in messages_of(body)]
+        system = "".join(_system_texts(body.get("system")))
+        turns: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
+        turns += messages_of(body)
         return [tokenizer.encode(render(turns))]
 
     def tokens_max(self, body: Body) -> int | None:
@@ -81,9 +81,12 @@ def _stop_reason(job: Job) -> str:
     return "max_tokens" if job.choices[0].answer.reason == "length" else "end_turn"
 
 
-def _text(content: object) -> str:
-    if isinstance(content, str):
-        return content
-    if isinstance(content, list) and all(isinstance(part, dict) and part.get("type") == "text" for part in content):
-        return "\n".join(str(part["text"]) for part in content)
-    raise InvalidRequestError("content must be a string or text blocks")
+def _system_texts(system: object) -> list[str]:
+    if system is None:
+        return []
+    if isinstance(system, str):
+        return [system]
+    if not isinstance(system, list) or not all(isinstance(block, dict) for block in system):
+        raise InvalidRequestError("system must be a string or text blocks")
+    texts = [str(block.get("text", "")) for block in system if block.get("type") == "text"]
+    return [text for text in texts if not text.startswith(BILLING_HEADER)]

@@ -1,39 +1,31 @@
-"""The HTTP surface: paths, limits, errors and streams of a vLLM server, over one `Runner`.
-
-A streaming answer has one task that waits for the end; its tokens are written by the step loop straight into the
-connection, one system call each. Waking a task for each token would cost several times as much.
-"""
+"""The HTTP surface: paths, limits and answers of a vLLM server, over one `Runner`."""
 
 from __future__ import annotations
 
-import json
-import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from random import Random
-from typing import Any
 
-from aiohttp import HttpVersion11, web
+from aiohttp import web
 
 from warmfront.clock import Clock, wall_time_s
-from warmfront.errors import ClientError, InvalidRequestError
+from warmfront.errors import InvalidRequestError
 from warmfront.sim.answers import AnswerWriter
 from warmfront.sim.engine import Engine
 from warmfront.sim.hashing import chain_hashes
 from warmfront.sim.request import CacheEvent, EngineRequest, StepResult
-from warmfront.sim.request import Sequence as EngineSequence
 from warmfront.sim.server.anthropic import Messages
+from warmfront.sim.server.bodies import Handler, NotFoundError, OverloadError, body_of, errors, string_of
 from warmfront.sim.server.dialect import Body, Dialect
 from warmfront.sim.server.job import Choice, Job
 from warmfront.sim.server.metrics import EngineMetrics
 from warmfront.sim.server.openai import Chat, Completions
+from warmfront.sim.server.output import Output, TokenTexts
 from warmfront.sim.server.publisher import KvPublisher
 from warmfront.sim.server.responses import Responses
 from warmfront.sim.server.runner import Runner
 from warmfront.sim.tokens import MODEL_DIRECTORY, BuiltinTokenizer, render
-
-log = logging.getLogger(__name__)
 
 VERSION = "0.32.0"
 """The vLLM version whose surface this follows; `GET /version` answers it so that routers pick the right rules."""
@@ -49,8 +41,6 @@ DIALECTS: dict[str, Dialect] = {
     "/v1/responses": Responses(),
     "/v1/messages": Messages(),
 }
-
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,12 +90,12 @@ class EngineServer:
         self._tokenizer = BuiltinTokenizer()
         self._writer = AnswerWriter(self._tokenizer, seed=options.seed)
         self._random = Random(options.seed)
-        self._texts: dict[int, bytes] = {}
+        self._texts = TokenTexts(self._tokenizer)
         self._started = int(wall_time_s())
 
     def application(self) -> web.Application:
         """Return the application with all routes."""
-        application = web.Application(client_max_size=BODY_BYTES_MAX, middlewares=[_errors])
+        application = web.Application(client_max_size=BODY_BYTES_MAX, middlewares=[errors])
         for path, dialect in DIALECTS.items():
             application.router.add_post(path, self._generation(dialect))
         application.router.add_routes(
@@ -140,10 +130,10 @@ class EngineServer:
 
     def _generation(self, dialect: Dialect) -> Handler:
         async def handle(request: web.Request) -> web.StreamResponse:
-            body = await _body(request)
+            body = await body_of(request)
             job, adapter = self._job(dialect, body, request.headers.get("X-Request-Id"))
             self._check_room(len(job.choices))
-            output = _Output(self, dialect, job)
+            output = Output(dialect, job, self.metrics, self._texts)
             try:
                 self._submit(output, body, adapter, request.headers.get("X-Session-ID"))
                 if job.stream:
@@ -208,15 +198,15 @@ class EngineServer:
             return self._model.names[0], None
         if isinstance(name, str) and name in self._model.adapters:
             return name, name
-        raise _NotFoundError(f"The model `{name}` does not exist.")
+        raise NotFoundError(f"The model `{name}` does not exist.")
 
     def _check_room(self, sequences: int) -> None:
         limit = self._options.queued_requests_max
         if limit is not None and self._engine.waiting + sequences > limit:
             self.metrics.rejections["max_num_queued_reqs"] += 1
-            raise _OverloadError(f"The engine has {self._engine.waiting} queued requests; the limit is {limit}.")
+            raise OverloadError(f"The engine has {self._engine.waiting} queued requests; the limit is {limit}.")
 
-    def _submit(self, output: _Output, body: Body, adapter: str | None, session_id: str | None) -> None:
+    def _submit(self, output: Output, body: Body, adapter: str | None, session_id: str | None) -> None:
         salt = body.get("cache_salt")
         if salt is not None and (not isinstance(salt, str) or not salt):
             raise InvalidRequestError("Parameter 'cache_salt' must be a non-empty string if provided.")
@@ -241,19 +231,6 @@ class EngineServer:
             )
             choice.sequence = self.runner.submit(request, output)
             output.choice_of[choice.sequence] = choice
-
-    def text_of(self, token: int) -> bytes:
-        """Return a token's text as a JSON string; the stop token has none."""
-        text = self._texts.get(token)
-        if text is None:
-            shown = "" if token == self._tokenizer.stop_token else self._tokenizer.decode([token])
-            text = self._texts[token] = json.dumps(shown, ensure_ascii=False).encode()
-        return text
-
-    def answer_text(self, choice: Choice) -> str:
-        """Return the whole text of an answer."""
-        tokens = choice.answer.tokens
-        return self._tokenizer.decode(tokens[:-1] if choice.answer.reason == "stop" else tokens)
 
     # Everything else
 
@@ -288,7 +265,7 @@ class EngineServer:
         return web.json_response({"server_load": self._engine.running + self._engine.waiting})
 
     async def _tokenize(self, request: web.Request) -> web.Response:
-        body = await _body(request)
+        body = await body_of(request)
         self._resolve(body.get("model"))
         if "messages" in body:
             tokens = self._tokenizer.encode(
@@ -299,25 +276,25 @@ class EngineServer:
                 )
             )
         else:
-            tokens = self._tokenizer.encode(_string(body, "prompt"))
+            tokens = self._tokenizer.encode(string_of(body, "prompt"))
         names = [self._tokenizer.token_name(token) for token in tokens] if body.get("return_token_strs") else None
         limit = self._engine.config.max_model_tokens
         return web.json_response({"count": len(tokens), "max_model_len": limit, "tokens": tokens, "token_strs": names})
 
     async def _detokenize(self, request: web.Request) -> web.Response:
-        body = await _body(request)
+        body = await body_of(request)
         tokens = body.get("tokens")
         if not isinstance(tokens, list):
             raise InvalidRequestError("tokens must be a list of token ids")
         return web.json_response({"prompt": self._tokenizer.decode(tokens)})
 
     async def _count_tokens(self, request: web.Request) -> web.Response:
-        body = await _body(request)
+        body = await body_of(request)
         self._resolve(body.get("model"))
         return web.json_response({"input_tokens": len(Messages().prompts(body, self._tokenizer)[0])})
 
     async def _embeddings(self, request: web.Request) -> web.Response:
-        body = await _body(request)
+        body = await body_of(request)
         model, _adapter = self._resolve(body.get("model"))
         prompts = Completions().prompts({"prompt": body.get("input")}, self._tokenizer)
         data = [
@@ -331,119 +308,6 @@ class EngineServer:
     async def _reset(self, request: web.Request) -> web.Response:
         running = request.query.get("reset_running_requests", "").lower() == "true"
         return web.json_response({"success": self._engine.reset(preempt_running=running)})
-
-
-class _Output:
-    """Listener of a job's sequences; writes the stream when there is one."""
-
-    def __init__(self, server: EngineServer, dialect: Dialect, job: Job) -> None:
-        self.job = job
-        self.choice_of: dict[EngineSequence, Choice] = {}
-        self._server = server
-        self._dialect = dialect
-        self._left = len(job.choices)
-        self._request: web.Request | None = None
-        self._chunked = False
-        self._opened = False
-
-    def admitted(self, sequence: EngineSequence, now_s: float) -> None:
-        """Note the time spent waiting."""
-        self._server.metrics.queue.observe(max(0.0, now_s - self.job.arrived_s))
-
-    def token(self, sequence: EngineSequence, now_s: float) -> None:
-        """Count a token and stream it."""
-        choice = self.choice_of[sequence]
-        if choice.emitted:
-            self._server.metrics.itl.observe(now_s - choice.last_token_s)
-        else:
-            self._server.metrics.ttft.observe(now_s - self.job.arrived_s)
-        choice.last_token_s = now_s
-        choice.emitted += 1
-        if self._request is None:
-            return
-        data = self._dialect.token(self.job, choice, self._server.text_of(choice.answer.tokens[choice.emitted - 1]))
-        if not self._opened:
-            self._opened = True
-            data = self._dialect.opening(self.job) + data
-        self._write(data)
-
-    def finished(self, sequence: EngineSequence, now_s: float) -> None:
-        """Wake the handler when all answers are complete."""
-        self._server.metrics.finished(self.choice_of[sequence], seconds=now_s - self.job.arrived_s)
-        self._left -= 1
-        if not self._left:
-            self.job.done.set()
-
-    def texts(self) -> list[str]:
-        """Return the text of each answer."""
-        return [self._server.answer_text(choice) for choice in self.job.choices]
-
-    async def stream(self, request: web.Request) -> web.StreamResponse:
-        """Send headers at once, then whatever `token` writes until all answers are complete."""
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
-        self._chunked = request.version >= HttpVersion11
-        if self._chunked:
-            response.enable_chunked_encoding()
-        await response.prepare(request)
-        await response.write(b"")  # Some versions hold the headers back until the first write.
-        self._request = request
-        await self.job.done.wait()
-        await response.write(self._dialect.ending(self.job, self.texts()))
-        await response.write_eof()
-        return response
-
-    def _write(self, data: bytes) -> None:
-        """Write behind the response object's back: what a client does not read is bounded by the answer's length."""
-        transport = self._request.transport if self._request is not None else None
-        if transport is None or transport.is_closing():
-            return  # The handler is being cancelled.
-        transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
-
-
-class _NotFoundError(ClientError):
-    status = 404
-    type = "NotFoundError"
-
-
-class _OverloadError(ClientError):
-    status = 503
-    type = "Service Unavailable"
-
-
-@web.middleware
-async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Answer errors in vLLM's shape; its `code` is the HTTP status."""
-    try:
-        return await handler(request)
-    except ClientError as error:
-        kind = "BadRequestError" if isinstance(error, InvalidRequestError) else error.type
-        content = {"message": str(error), "type": kind, "param": None, "code": error.status}
-        if request.path.startswith("/v1/messages"):
-            body: dict[str, Any] = {"type": "error", "error": {"type": kind, "message": str(error)}}
-        else:
-            body = {"error": content}
-        return web.json_response(body, status=error.status)
-    except web.HTTPNotFound:
-        return web.json_response({"detail": "Not Found"}, status=404)
-    except web.HTTPMethodNotAllowed:
-        return web.json_response({"detail": "Method Not Allowed"}, status=405)
-
-
-async def _body(request: web.Request) -> Body:
-    try:
-        body = json.loads(await request.read())
-    except ValueError as error:
-        raise InvalidRequestError(f"the body is not JSON: {error}") from error
-    if not isinstance(body, dict):
-        raise InvalidRequestError("the body must be a JSON object")
-    return body
-
-
-def _string(body: Body, name: str) -> str:
-    value = body.get(name)
-    if not isinstance(value, str):
-        raise InvalidRequestError(f"{name} must be a string")
-    return value
 
 
 def _embedding(tokens: Sequence[int]) -> list[float]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import json
 from dataclasses import dataclass, field
 
 from warmfront.sim.answers import Answer
@@ -20,7 +20,6 @@ class Choice:
     sequence: Sequence | None = None
     emitted: int = 0
     last_token_s: float = 0.0
-    complete: bool = False
 
     @property
     def is_last_token(self) -> bool:
@@ -43,6 +42,13 @@ class Job:
     """Distinct prompts: usage counts each once, however many answers it gets."""
     arrived_s: float
     done: asyncio.Event = field(default_factory=asyncio.Event)
+    id_json: bytes = field(init=False)
+    """`id` as JSON, made once for all frames: a client may choose it by a header."""
+    model_json: bytes = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.id_json = json.dumps(self.id).encode()
+        self.model_json = json.dumps(self.model).encode()
 
     @property
     def prompt_tokens(self) -> int:
@@ -60,7 +66,3 @@ class Job:
         """Of one sequence, the last, as vLLM reports it; not the sum."""
         sequence = self.choices[-1].sequence
         return 0 if sequence is None else sequence.cached_tokens or 0
-
-
-TokenSink = Callable[[Job, Choice], None]
-"""Called for each token of a streaming request, after `emitted` has been counted."""

@@ -57,7 +57,8 @@ class EngineMetrics:
     def __init__(self, engine: Engine, *, model: str) -> None:
         """Watch an engine that serves `model`."""
         self._engine = engine
-        self._labels = f'engine="0",model_name="{model}"'
+        escaped = model.replace("\\", "\\\\").replace('"', '\\"')
+        self._labels = f'engine="0",model_name="{escaped}"'
         self.rejections: Counter[str] = Counter()
         self.finish_reasons: Counter[str] = Counter({"stop": 0, "length": 0, "abort": 0, "error": 0})
         self.ttft = Histogram(SHORT_BOUNDS_S)

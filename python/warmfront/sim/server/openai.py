@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from warmfront.errors import InvalidRequestError
@@ -48,9 +47,9 @@ class Chat:
     def token(self, job: Job, choice: Choice, text: bytes) -> bytes:
         """Return one content chunk."""
         return (
-            b'data: {"id":"%b","object":"chat.completion.chunk","created":%d,"model":%b,"choices":[{"index":%d,'
+            b'data: {"id":%b,"object":"chat.completion.chunk","created":%d,"model":%b,"choices":[{"index":%d,'
             b'"delta":{"content":%b},"logprobs":null,"finish_reason":%b,"token_ids":null}]}\n\n'
-        ) % (job.id.encode(), job.created, json.dumps(job.model).encode(), choice.index, text, _reason(choice))
+        ) % (job.id_json, job.created, job.model_json, choice.index, text, _reason(choice))
 
     def ending(self, job: Job, texts: list[str]) -> bytes:
         """Return usage, when asked for, and the end mark."""
@@ -98,9 +97,9 @@ class Completions:
     def token(self, job: Job, choice: Choice, text: bytes) -> bytes:
         """Return one text chunk."""
         return (
-            b'data: {"id":"%b","object":"text_completion","created":%d,"model":%b,"choices":[{"index":%d,'
+            b'data: {"id":%b,"object":"text_completion","created":%d,"model":%b,"choices":[{"index":%d,'
             b'"text":%b,"logprobs":null,"finish_reason":%b,"stop_reason":null,"token_ids":null}]}\n\n'
-        ) % (job.id.encode(), job.created, json.dumps(job.model).encode(), choice.index, text, _reason(choice))
+        ) % (job.id_json, job.created, job.model_json, choice.index, text, _reason(choice))
 
     def ending(self, job: Job, texts: list[str]) -> bytes:
         """Return usage, when asked for, and the end mark."""

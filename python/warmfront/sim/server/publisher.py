@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,7 @@ import zmq
 import zmq.asyncio
 
 from warmfront.clock import wall_time_s
+from warmfront.errors import WarmfrontError
 from warmfront.sim.request import CacheEvent, Cleared, Removed, Stored
 
 log = logging.getLogger(__name__)
@@ -27,6 +28,10 @@ log = logging.getLogger(__name__)
 END_OF_REPLAY = b"\xff" * 8
 SEND_HIGH_WATER_MARK = 100_000
 """Batches queued for one slow subscriber before its newest are dropped, as in vLLM."""
+
+
+class EventSocketError(WarmfrontError):
+    """A socket for KV events cannot be opened."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +51,7 @@ class KvPublisher:
         """Bind both sockets.
 
         Raises:
-            zmq.ZMQError: An address cannot be bound.
+            EventSocketError: An address cannot be bound.
         """
         self._block_size = block_size
         self._adapter_ids = {name: number for number, name in enumerate(adapters, start=1)}
@@ -56,13 +61,12 @@ class KvPublisher:
         self._encoder = msgspec.msgpack.Encoder()
         self._context = zmq.Context()
         self._live = self._context.socket(zmq.PUB)
-        self._live.set_hwm(SEND_HIGH_WATER_MARK)
-        self._live.bind(config.endpoint)
         self._replay: zmq.asyncio.Socket | None = None
-        if config.replay_endpoint is not None:
-            self._replay = zmq.asyncio.Context(self._context).socket(zmq.ROUTER)
-            self._replay.set_hwm(2 * (config.buffer_steps + 1))
-            self._replay.bind(config.replay_endpoint)
+        try:
+            self._open(config)
+        except EventSocketError:
+            self.close()
+            raise
         self.source = self._describe(config)
         """This publisher as `GET /kv_event_sources` describes it."""
 
@@ -93,6 +97,14 @@ class KvPublisher:
         if self._replay is not None:
             self._replay.close(linger=0)
         self._context.term()
+
+    def _open(self, config: PublisherConfig) -> None:
+        self._live.set_hwm(SEND_HIGH_WATER_MARK)
+        _bind(self._live, config.endpoint)
+        if config.replay_endpoint is not None:
+            self._replay = zmq.asyncio.Context(self._context).socket(zmq.ROUTER)
+            self._replay.set_hwm(2 * (config.buffer_steps + 1))
+            _bind(self._replay, config.replay_endpoint)
 
     async def _answer(self, replay: zmq.asyncio.Socket, client: bytes, start: int) -> None:
         for number, payload in list(self._buffer):
@@ -144,7 +156,7 @@ class KvPublisher:
 
 
 @contextlib.asynccontextmanager
-async def replaying(publisher: KvPublisher) -> Any:
+async def replaying(publisher: KvPublisher) -> AsyncIterator[None]:
     """Answer replay requests while the block runs, then close the publisher."""
     task = asyncio.create_task(publisher.serve_replay())
     try:
@@ -154,6 +166,13 @@ async def replaying(publisher: KvPublisher) -> Any:
         with contextlib.suppress(asyncio.CancelledError):
             await task
         publisher.close()
+
+
+def _bind(socket: zmq.Socket[Any], endpoint: str) -> None:
+    try:
+        socket.bind(endpoint)
+    except zmq.ZMQError as error:
+        raise EventSocketError(f"cannot publish KV events on {endpoint}: {error.strerror}") from error
 
 
 def _bound(socket: zmq.Socket[Any]) -> str:

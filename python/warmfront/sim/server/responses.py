@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from warmfront.errors import InvalidRequestError
@@ -18,7 +19,7 @@ class Responses:
     def prompts(self, body: Body, tokenizer: BuiltinTokenizer) -> list[list[int]]:
         """Render instructions and input as one conversation."""
         instructions, given = body.get("instructions"), body.get("input")
-        turns: list[dict[str, Any]] = [] if instructions is None else [{"role": "system", "content": instructions}]
+        turns: list[dict[str, Any]] = [] if not instructions else [{"role": "system", "content": instructions}]
         if isinstance(given, str):
             turns.append({"role": "user", "content": given})
         elif isinstance(given, list) and all(isinstance(item, dict) for item in given):
@@ -49,9 +50,9 @@ class Responses:
         """Return one text delta."""
         return (
             b"event: response.output_text.delta\n"
-            b'data: {"content_index":0,"delta":%b,"item_id":"%b","logprobs":[],"output_index":0,"sequence_number":%d,'
+            b'data: {"content_index":0,"delta":%b,"item_id":%b,"logprobs":[],"output_index":0,"sequence_number":%d,'
             b'"type":"response.output_text.delta"}\n\n'
-        ) % (text, _item_id(job).encode(), choice.emitted + 3)
+        ) % (text, json.dumps(_item_id(job)).encode(), choice.emitted + 3)
 
     def ending(self, job: Job, texts: list[str]) -> bytes:
         """Return the events after the last delta."""

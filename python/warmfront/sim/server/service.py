@@ -42,10 +42,11 @@ async def running(service: Service) -> AsyncIterator[tuple[str, EngineServer]]:
 
     Raises:
         OSError: The address cannot be bound.
-        zmq.ZMQError: An event address cannot be bound.
+        EventSocketError: An event address cannot be bound.
     """
     publisher = None
     async with contextlib.AsyncExitStack() as stack:
+        listener = stack.enter_context(socket.create_server((service.host, service.port), backlog=BACKLOG))
         if service.events is not None:
             publisher = KvPublisher(
                 service.events, block_size=service.engine.block_size, adapters=list(service.model.adapters)
@@ -59,7 +60,6 @@ async def running(service: Service) -> AsyncIterator[tuple[str, EngineServer]]:
             publisher=publisher,
         )
         await stack.enter_async_context(_task(server.runner.run()))
-        listener = socket.create_server((service.host, service.port), backlog=BACKLOG)
         runner = web.AppRunner(
             server.application(), handler_cancellation=True, access_log=None, shutdown_timeout=SHUTDOWN_S
         )
