@@ -7,6 +7,7 @@ names the path and the source. Only this module reads the environment; code rece
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -403,11 +404,29 @@ def redacted(config: Config) -> dict[str, Any]:
     return tree
 
 
+class _Loader(yaml.SafeLoader):
+    """Plain scalars as YAML 1.2 reads them: `off` is a word, `1e-3` a number, `1:30` and dates are text."""
+
+
+_Loader.yaml_implicit_resolvers = {}
+for _kind, _pattern, _first in (
+    ("bool", r"true|True|TRUE|false|False|FALSE", "tTfF"),
+    ("int", r"[-+]?[0-9]+|0x[0-9a-fA-F]+", "-+0123456789"),
+    ("float", r"[-+]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?", "-+.0123456789"),
+    ("null", r"~|null|Null|NULL|", "~nN"),
+):
+    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_kind}", re.compile(rf"^(?:{_pattern})$"), [*_first, ""])
+
+
+def _parse_yaml(text: str) -> Any:
+    return yaml.load(text, Loader=_Loader)
+
+
 def _file_layer(path: Path | None) -> list[tuple[str, dict[str, Any]]]:
     if path is None:
         return []
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = _parse_yaml(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from error
     except yaml.YAMLError as error:
@@ -435,7 +454,7 @@ def _override_layer(text: str) -> tuple[str, dict[str, Any]]:
 
 def _nest(path: Sequence[str], text: str) -> dict[str, Any]:
     try:
-        value: Any = yaml.safe_load(text)
+        value: Any = _parse_yaml(text)
     except yaml.YAMLError as error:
         raise ConfigError(f"{'.'.join(path)}: {text!r} is not YAML: {error}") from error
     for name in reversed(path):
