@@ -9,7 +9,6 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-
 from warmfront import config_schema, errors
 from warmfront.cli import COMMANDS
 from warmfront.obs.catalog import METRICS

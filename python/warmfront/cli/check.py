@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import Any
 
 import click
@@ -24,6 +25,7 @@ def command(**options: Any) -> None:
     config, _ = Options(**options).load()
     if not config.fleet.servers:
         raise ConfigError("no servers: give --replica URL, or fleet.servers in the configuration file")
+    logging.getLogger("warmfront").addHandler(logging.NullHandler())  # what is logged is printed below, in order
     update = asyncio.run(_look(config))
     click.echo("\n".join(lines(update)))
     is_working = not update.degraded and all(replica.ready for pool in update.pools for replica in pool.replicas)

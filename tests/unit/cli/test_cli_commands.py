@@ -13,7 +13,6 @@ import msgspec
 import pytest
 import yaml
 from click.testing import CliRunner, Result
-
 from warmfront.cli import COMMANDS, main
 from warmfront.config import Config
 
@@ -148,7 +147,7 @@ def replica(name: str, *, cached: int, cost: float) -> dict[str, Any]:
             {"name": "wait", "symbol": "W", "unit": "s", "value": 0.25},
             {"name": "memory", "symbol": "M", "unit": "s", "value": cost - 0.25},
         ],
-        "factors": [],
+        "factors": [{"name": "price", "symbol": "X", "unit": "1", "value": 1.5}],
         "total": cost,
     }
 
@@ -179,10 +178,13 @@ def test_explain_shows_every_term_with_its_unit_and_marks_the_choice(admin: Admi
     result = run("explain", str(path), "--admin", admin.url, "--path", "/v1/completions")
     assert result.exit_code == 0, result.output
     assert admin.asked == [("/admin/explain?path=/v1/completions", b'{"model": "m", "prompt": "x"}')]
-    for text in ("12,345 prompt tokens", "exact tokens", "wait s", "memory s", "12,336", "0.2500", "0.5000"):
+    for text in ("12,345 prompt tokens", "exact tokens", "wait (s)", "memory (s)", "12,336", "0.2500", "0.5000"):
         assert text in result.output
-    (marked,) = [line for line in result.output.splitlines() if line.startswith("▶  http")]
-    assert "http://[fe80::2]:8000" in marked
+    marked = [line for line in result.output.splitlines() if line.startswith("▶  http")]
+    assert len(marked) == 2, "in the table of overlaps and in that of costs"
+    assert all(line.startswith("▶  http://[fe80::2]:8000") for line in marked)
+    assert "price" not in result.output
+    assert "price (1)" in run("explain", str(path), "--admin", admin.url, "--factors").output
 
 
 def test_explain_reads_standard_input_and_can_print_json(admin: AdminStub) -> None:
@@ -221,12 +223,18 @@ FLEET: dict[str, Any] = {
                         "accuracy": {"predicted_cached_tokens": 1600, "reported_cached_tokens": 1584},
                     },
                 },
-                {"id": "http://b:1", "ready": False, "notes": [], "load": dict.fromkeys(("running", "waiting", "kv_usage")),
-                 "events": None, "router": None},
+                {
+                    "id": "http://b:1",
+                    "ready": False,
+                    "notes": [],
+                    "load": {"running": None, "waiting": None, "kv_usage": None, "age_s": None},
+                    "events": None,
+                    "router": None,
+                },
             ],
         }
     ],
-}  # fmt: skip
+}
 
 
 def test_fleet_shows_load_events_accuracy_and_notes(admin: AdminStub) -> None:
