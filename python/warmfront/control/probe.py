@@ -183,7 +183,7 @@ def advance(before: ServerFacts, answers: Round, *, unready_after: int, now_s: f
         metrics=metrics or before.metrics,
         scraped_s=now_s if metrics else before.scraped_s,
     )
-    return _with_sources(after, answers)
+    return _with_sources(after, answers, is_same_process=after.incarnation == before.incarnation)
 
 
 def _failure(answers: Round) -> str | None:
@@ -265,17 +265,20 @@ def _incarnation(before: ServerFacts, metrics: EngineMetrics | None, restarts: i
     return before.incarnation if metrics is None else restarts
 
 
-def _with_sources(facts: ServerFacts, answers: Round) -> ServerFacts:
-    """Decide where KV events come from: configuration, then the engine's word, then the default port."""
+def _with_sources(facts: ServerFacts, answers: Round, *, is_same_process: bool) -> ServerFacts:
+    """Decide where KV events come from: configuration, then the engine's word, then the default port.
+
+    A source that goes costs everything known about the replica, so no answer, or an error, changes nothing.
+    """
     server = facts.server
     if server.events == "off":
         return _sources(facts, {}, "KV events are switched off in the configuration")
     if isinstance(server.events, EventsConfig):
         return _sources(facts, events.configured(server, server.events, facts.ranks), None)
-    if answers.sources is None or answers.sources.error is not None:
-        return facts
-    if answers.sources.is_ok:
+    if answers.sources is not None and answers.sources.is_ok:
         return _announced(facts, answers.sources.body)
+    if answers.sources is None or not answers.sources.is_absent or (facts.sources and is_same_process):
+        return facts
     found = events.by_default_port(server, answers.listening or {})
     return _sources(facts, found, None if found else _no_events(facts.engine))
 

@@ -1,19 +1,27 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Iterator
 
 import aiohttp
 import msgspec
 import pytest
+import zmq
 from conftest import RecordedEngine, card, recorded
 from warmfront.clock import ManualClock
 from warmfront.config import ControlConfig, EventsConfig, ServerConfig
+from warmfront.control import events
 from warmfront.control.facts import ServerFacts
 from warmfront.control.probe import IDENTITY_EVERY, ServerProbe
 from warmfront.types import EventSource
 
-Start = Callable[[], Awaitable[RecordedEngine]]
+
+@pytest.fixture
+def publisher() -> Iterator[zmq.Socket[bytes]]:
+    """A ZeroMQ publisher at some free port."""
+    with zmq.Context() as context, context.socket(zmq.PUB) as socket:
+        socket.bind_to_random_port("tcp://127.0.0.1")
+        yield socket
 
 
 def probe_of(engine: RecordedEngine, http: aiohttp.ClientSession, **options: object) -> ServerProbe:
@@ -172,6 +180,31 @@ async def test_an_adapter_loaded_later_is_noticed(engine: RecordedEngine, http: 
     engine.models.append(card("adapter-b", parent="tiny"))
     facts = await rounds(probe, IDENTITY_EVERY)
     assert [known.id for known in facts.cards] == ["tiny", "adapter-b"]
+
+
+async def test_an_error_at_the_source_question_keeps_the_source(
+    engine: RecordedEngine, http: aiohttp.ClientSession
+) -> None:
+    probe = probe_of(engine, http)
+    before = await rounds(probe)
+    engine.statuses["/kv_event_sources"] = 503
+    assert (await rounds(probe, IDENTITY_EVERY)).sources == before.sources
+    assert engine.asked.count("/kv_event_sources") == 2
+
+
+async def test_a_publisher_seen_at_the_default_port_stays_until_the_process_is_another(
+    publisher: zmq.Socket[bytes], engine: RecordedEngine, http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    endpoint = publisher.getsockopt_string(zmq.LAST_ENDPOINT)
+    monkeypatch.setattr(events, "DEFAULT_PORT", int(endpoint.rpartition(":")[2]))
+    engine.sources = None
+    probe = probe_of(engine, http)
+    assert (await rounds(probe)).sources == {0: EventSource(endpoint, origin="default_port")}
+    publisher.close()
+    assert (await rounds(probe, IDENTITY_EVERY)).sources
+    assert engine.metrics is not None
+    engine.metrics = engine.metrics.replace("1.79602178543e+09", "1.79602199999e+09")
+    assert (await rounds(probe)).sources == {}
 
 
 async def test_configured_events_come_before_what_the_engine_says(
