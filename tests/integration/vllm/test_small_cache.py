@@ -1,0 +1,115 @@
+"""The index follows an engine that evicts, dies and comes back. The restart comes last: it takes a minute."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+
+import pytest
+
+from . import wire
+from .engine import BLOCK_SIZE, MODEL, Engine
+from .mirror import Mirror
+from .router import Router
+from .service import wait_for
+from .shapes import CHAT, COMPLETIONS, prose, token_ids, user
+
+PROMPTS = 10
+PROMPT_TOKENS = 9 * BLOCK_SIZE + 20
+"""Ten such prompts need 90 blocks or more, the engine has 39."""
+ROUNDS = 3
+RECOVERY_TIMEOUT_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def mirror(small_engine: Engine) -> Mirror:
+    return Mirror(small_engine)
+
+
+@pytest.fixture(scope="module")
+def prompts() -> list[list[int]]:
+    """Pairs of prompts share their first four blocks."""
+    shared = 4 * BLOCK_SIZE
+    return [
+        token_ids(f"head {number // 2}", shared) + token_ids(f"tail {number}", PROMPT_TOKENS - shared)
+        for number in range(PROMPTS)
+    ]
+
+
+def completion(tokens: list[int]) -> dict[str, Any]:
+    return {"model": MODEL, "prompt": tokens, "max_tokens": 2}
+
+
+def visit(router: Router, mirror: Mirror, tokens: list[int]) -> tuple[int, int]:
+    """Send a prompt; return predicted and reported cached tokens."""
+    router.catch_up(mirror)
+    answer = wire.post(router.url + COMPLETIONS, completion(tokens))
+    assert answer.status == 200, answer.body
+    return int(answer.headers["x-warmfront-predicted-cached-tokens"]), wire.cached_tokens(answer.json())
+
+
+def index_equals_engine(router: Router, mirror: Mirror, prompts: list[list[int]]) -> int:
+    """Compare every prompt's depth in the index with the engine's events; return the sum."""
+    router.catch_up(mirror)
+    held = [mirror.depth(tokens) for tokens in prompts]
+    explained = [router.explain(COMPLETIONS, completion(tokens)) for tokens in prompts]
+    assert [wire.at(row, mirror.url, -1) for row in explained] == held
+    return sum(held)
+
+
+def test_predictions_stay_right_while_the_engine_evicts(
+    small_router: Router, mirror: Mirror, prompts: list[list[int]]
+) -> None:
+    reported = []
+    for _ in range(ROUNDS):
+        for tokens in prompts:
+            predicted, cached = visit(small_router, mirror, tokens)
+            assert predicted == cached
+            reported.append(cached)
+        index_equals_engine(small_router, mirror, prompts)
+    assert 0 in reported[PROMPTS:], "nothing was evicted: the test proves nothing"
+    assert any(reported), "nothing was ever found: the test proves nothing"
+
+
+def test_a_killed_engine_ends_its_stream_with_an_error_and_is_forgotten(
+    small_engine: Engine, small_router: Router, mirror: Mirror, prompts: list[list[int]]
+) -> None:
+    visit(small_router, mirror, prompts[0])
+    assert index_equals_engine(small_router, mirror, prompts) > 0
+    events = list(events_of_a_stream_whose_engine_dies(small_engine, small_router))
+    assert b"[DONE]" not in b"".join(events)
+    assert "error" in json.loads(events[-1].removeprefix(b"data: "))
+
+    wait_for(lambda: not small_router.is_healthy(), "not ready without its only engine", timeout_s=RECOVERY_TIMEOUT_S)
+    refused = wire.post(small_router.url + "/v1/embeddings", {"model": MODEL, "input": "a"})
+    assert refused.status in {502, 503}
+
+    small_engine.start()
+    small_engine.wait()
+    mirror.forget()
+    wait_for(small_router.is_healthy, "ready with the engine back", timeout_s=RECOVERY_TIMEOUT_S)
+    for tokens in prompts[:3]:
+        assert visit(small_router, mirror, tokens)[0] == mirror_before(tokens, prompts)
+    for tokens in prompts[:3]:
+        predicted, cached = visit(small_router, mirror, tokens)
+        assert predicted == cached > 0
+    index_equals_engine(small_router, mirror, prompts)
+
+
+def mirror_before(tokens: list[int], prompts: list[list[int]]) -> int:
+    """What an empty engine holds of a prompt when those before it in the list were sent once."""
+    return 4 * BLOCK_SIZE if prompts.index(tokens) % 2 else 0
+
+
+def events_of_a_stream_whose_engine_dies(engine: Engine, router: Router) -> Iterator[bytes]:
+    """Kill the engine after a stream's first bytes; yield the stream's events."""
+    body = {"model": MODEL, "messages": [user(prose("dying"))], "max_tokens": 3000, "ignore_eos": True, "stream": True}
+    with closing(wire.connect(router.url)) as connection:
+        connection.request("POST", CHAT, json.dumps(body), {"content-type": "application/json"})
+        response = connection.getresponse()
+        content = response.read(64)
+        engine.kill()
+        content += response.read()
+    yield from filter(None, content.split(b"\n\n"))
