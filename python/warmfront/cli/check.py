@@ -10,6 +10,7 @@ import click
 
 from warmfront.cli.options import Options, configuration
 from warmfront.config import Config
+from warmfront.control import dialects
 from warmfront.errors import ConfigError
 from warmfront.types import FleetUpdate
 
@@ -25,6 +26,7 @@ def command(**options: Any) -> None:
     config, _ = Options(**options).load()
     if not config.fleet.servers:
         raise ConfigError("no servers: give --replica URL, or fleet.servers in the configuration file")
+    dialects.validate(config.fleet)
     logging.getLogger("warmfront").addHandler(logging.NullHandler())  # what is logged is printed below, in order
     update = asyncio.run(_look(config))
     click.echo("\n".join(lines(update)))

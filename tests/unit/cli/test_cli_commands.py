@@ -52,6 +52,7 @@ def test_the_version_is_one_line() -> None:
         ("serve",),
         ("serve", "--replica", "http://a:1", "--set", "front.io_threads=0"),
         ("serve", "--replica", "not a url"),
+        ("serve", "--set", "fleet.servers=[{url: 'http://a:1', engine: tgi}]"),
         ("config", "--set", "nothing=1"),
         ("config", "--config", "/nowhere/w.yaml"),
         ("check",),

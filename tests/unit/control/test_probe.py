@@ -10,9 +10,9 @@ import zmq
 from conftest import RecordedEngine, card, recorded
 from warmfront.clock import ManualClock
 from warmfront.config import ControlConfig, EventsConfig, ServerConfig
-from warmfront.control import events
 from warmfront.control.facts import ServerFacts
 from warmfront.control.probe import IDENTITY_EVERY, ServerProbe
+from warmfront.engines import DIALECTS, VLLM, EventDefaults
 from warmfront.types import EventSource
 
 
@@ -24,9 +24,9 @@ def publisher() -> Iterator[zmq.Socket[bytes]]:
         yield socket
 
 
-def probe_of(engine: RecordedEngine, http: aiohttp.ClientSession, **options: object) -> ServerProbe:
+def probe_of(recorded_engine: RecordedEngine, http: aiohttp.ClientSession, **options: object) -> ServerProbe:
     return ServerProbe(
-        ServerConfig(url=engine.url, **options),  # type: ignore[arg-type]
+        ServerConfig(url=recorded_engine.url, **options),  # type: ignore[arg-type]
         http=http,
         config=ControlConfig(probe_timeout_s=2.0, unready_after=3),
         clock=ManualClock(100.0),
@@ -72,6 +72,14 @@ async def test_a_server_with_nothing_but_models_is_a_ready_generic_one(
     assert (facts.ready, facts.engine, facts.ranks, facts.sources) == (True, "generic", [0], {})
     assert facts.sources_note is not None
     assert "publishes no KV events" in facts.sources_note
+
+
+async def test_a_server_configured_as_generic_is_asked_for_its_models_alone(
+    engine: RecordedEngine, http: aiohttp.ClientSession
+) -> None:
+    facts = await rounds(probe_of(engine, http, engine="generic"))
+    assert (facts.ready, facts.engine) == (True, "generic")
+    assert set(engine.asked) == {"/v1/models"}
 
 
 async def test_failures_count_and_only_enough_of_them_in_a_row_matter(
@@ -151,7 +159,7 @@ async def test_without_start_time_counters_that_go_back_mean_a_restart(
     engine.metrics = without_start_time(recorded("metrics.txt"))
     probe = probe_of(engine, http)
     before = await rounds(probe)
-    engine.metrics = engine.metrics.replace(" 61303.0", " 12.0")
+    engine.metrics = engine.metrics.replace(" 62243.0", " 12.0")
     assert (await rounds(probe)).incarnation == before.incarnation + 1
 
 
@@ -196,7 +204,10 @@ async def test_a_publisher_seen_at_the_default_port_stays_until_the_process_is_a
     publisher: zmq.Socket[bytes], engine: RecordedEngine, http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     endpoint = publisher.getsockopt_string(zmq.LAST_ENDPOINT)
-    monkeypatch.setattr(events, "DEFAULT_PORT", int(endpoint.rpartition(":")[2]))
+    port = int(endpoint.rpartition(":")[2])
+    monkeypatch.setitem(
+        DIALECTS, "vllm", msgspec.structs.replace(VLLM, events=EventDefaults("/kv_event_sources", port))
+    )
     engine.sources = None
     probe = probe_of(engine, http)
     assert (await rounds(probe)).sources == {0: EventSource(endpoint, origin="default_port")}
