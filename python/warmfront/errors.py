@@ -35,7 +35,7 @@ class EventStreamError(WarmfrontError):
     """A KV event stream cannot be used."""
 
 
-class UnknownRequestError(WarmfrontError):
+class UnknownRequestError(WarmfrontError, LookupError):
     """The core no longer knows the request: its client has left."""
 
 

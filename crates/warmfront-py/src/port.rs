@@ -6,7 +6,7 @@ use warmfront_core::config::CoreConfig;
 use warmfront_core::error::CoreError;
 use warmfront_core::runtime::Service;
 
-use crate::errors::detached;
+use crate::errors::{detached, to_py};
 
 /// Columns of `warmfront.types.Overlap`, in its field order.
 type Columns =
@@ -41,9 +41,9 @@ impl Port {
     }
 
     /// What each replica of `pool` holds of the request's prompt. Keeps the GIL: microseconds.
-    fn overlap(&self, id: u64, pool: &str) -> Columns {
-        let found = self.service.overlap(id, pool);
-        (
+    fn overlap(&self, id: u64, pool: &str) -> PyResult<Columns> {
+        let found = self.service.overlap(id, pool).map_err(to_py)?;
+        Ok((
             found.device,
             found.confirmed,
             found.host,
@@ -55,12 +55,12 @@ impl Port {
             found.regretted_blocks,
             found.age_s,
             found.frontier_key,
-        )
+        ))
     }
 
     /// Notes that `slot` will hold the request's prompt.
-    fn predict(&self, id: u64, slot: u32) {
-        self.service.predict(id, slot);
+    fn predict(&self, id: u64, slot: u32) -> PyResult<()> {
+        self.service.predict(id, slot).map_err(to_py)
     }
 
     /// Adds to a counter of the catalogue.

@@ -17,7 +17,7 @@ import msgspec
 
 from warmfront import core
 from warmfront.config import Config, core_config
-from warmfront.router import Router
+from warmfront.router.record import Stepper, open_router
 from warmfront.types import Command, Event, Overlap, Request, RequestId, Slot
 
 logger = logging.getLogger(__name__)
@@ -33,11 +33,19 @@ class LiveIndex:
         self._port = port
 
     def overlap(self, request: Request) -> Overlap:
-        """Return the columns of the request's pool; zeros when its client has left meanwhile."""
+        """Return the columns of the request's pool.
+
+        Raises:
+            UnknownRequestError: The client has left.
+        """
         return Overlap(*self._port.overlap(request.id, request.pool))
 
     def predict(self, request: Request, slot: Slot) -> None:
-        """Note that `slot` will hold the prompt, so that the next decision of the batch sees it."""
+        """Note that `slot` will hold the prompt, so that the next decision of the batch sees it.
+
+        Raises:
+            UnknownRequestError: The client has left.
+        """
         self._port.predict(request.id, slot)
 
     def release(self, request_id: RequestId) -> None:
@@ -50,20 +58,20 @@ class LiveMeter:
     def __init__(self, port: core.Port) -> None:
         self._port = port
 
-    def count(self, name: str, labels: tuple[str, ...] = (), amount: float = 1.0) -> None:
+    def count(self, name: str, labels: tuple[str, ...], n: float) -> None:
         """Add to a counter."""
-        self._port.count(name, list(labels), amount)
+        self._port.count(name, labels, n)
 
-    def observe(self, name: str, value: float, labels: tuple[str, ...] = ()) -> None:
+    def observe(self, name: str, labels: tuple[str, ...], value: float) -> None:
         """Add one observation to a histogram."""
-        self._port.observe(name, list(labels), value)
+        self._port.observe(name, labels, value)
 
-    def set(self, name: str, value: float, labels: tuple[str, ...] = ()) -> None:
+    def set(self, name: str, labels: tuple[str, ...], value: float) -> None:
         """Set a gauge."""
-        self._port.set(name, list(labels), value)
+        self._port.set(name, labels, value)
 
 
-def drive(port: core.Port, router: Router) -> None:
+def drive(port: core.Port, router: Stepper) -> None:
     """Decide until the core has drained."""
     while (batch := port.receive()) is not None:
         commands: list[Command] = router.step(_events.decode(batch))
@@ -81,19 +89,19 @@ def serve(config: Config) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
     with tempfile.TemporaryDirectory(prefix="warmfront-") as folder:
-        port = core.Port(core_config(config, **_control(config, Path(folder))))
-        router = Router(config.router, index=LiveIndex(port), meter=LiveMeter(port))
+        command, socket = _control(config, Path(folder))
+        port = core.Port(core_config(config, control_command=command, control_socket=socket))
+        router = open_router(config.router, LiveIndex(port), meter=LiveMeter(port))
         # Start-up objects live as long as the process: keep the collector from visiting them between decisions.
         gc.collect()
         gc.freeze()
         drive(port, router)
 
 
-def _control(config: Config, folder: Path) -> dict[str, object]:
-    """Write what the control process needs into a private folder; return the core's view of it."""
+def _control(config: Config, folder: Path) -> tuple[list[str], str]:
+    """Write what the control process needs into a private folder; return its command line and its socket."""
     path = folder / "config.json"
     path.touch(mode=0o600)
     path.write_bytes(msgspec.json.encode(config))
-    socket = folder / "control.sock"
-    command = [sys.executable, "-m", "warmfront.control", "--config", str(path), "--socket", str(socket)]
-    return {"control_command": command, "control_socket": str(socket)}
+    socket = str(folder / "control.sock")
+    return [sys.executable, "-m", "warmfront.control", "--config", str(path), "--socket", socket], socket
