@@ -30,8 +30,8 @@ def test_a_record_is_one_json_line_with_the_keys_of_the_core(stream: io.StringIO
     logging.getLogger("warmfront.x").warning("lost %s", "b", extra={"replica": "http://a:1", "request_id": 7})
     (line,) = lines(stream)
     assert list(line) == ["time", "level", "logger", "message", "request_id", "replica"]
-    assert (line["level"], line["logger"], line["message"]) == ("warn", "warmfront.x", "lost b")
-    assert (line["replica"], line["request_id"]) == ("http://a:1", 7)
+    assert (line["level"], line["logger"], line["message"]) == ("warning", "warmfront.x", "lost b")
+    assert (line["replica"], line["request_id"]) == ("http://a:1", "7")
     assert datetime.fromisoformat(line["time"]).tzinfo == UTC
 
 
