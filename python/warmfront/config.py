@@ -22,8 +22,8 @@ from warmfront.obs.catalog import METRICS
 Positive = Annotated[float, Meta(gt=0)]
 Count = Annotated[int, Meta(ge=1)]
 
-_ADDRESS = r"^(\[[0-9A-Fa-f:.]+\]|[^:\s]*):[0-9]{1,5}$"
-_URL = r"^https?://[^/?#@\s]+/?$"
+_ADDRESS = r"^(\[[0-9A-Fa-f:.]+\]|[^:\s]+):[0-9]{1,5}$"
+_URL = r"^http://(\[[0-9A-Fa-f:.]+\]|[^/?#@:\s]+):[0-9]{1,5}/?$"
 _PATTERN_WORDS = {_ADDRESS: "`host:port`", _URL: "`http://host:port` without path, query or password"}
 
 Address = Annotated[str, Meta(pattern=_ADDRESS)]
@@ -165,7 +165,7 @@ class ServerConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """One engine server."""
 
     url: Url
-    """`http://host:port`, without a path."""
+    """`http://host:port`, without a path. Engines are reached without TLS."""
     engine: str = "auto"
     """`vllm`, `generic` or `auto`: found out by probing."""
     events: EventsConfig | Literal["auto", "off"] = "auto"
