@@ -56,11 +56,12 @@ def metrics() -> str:
 
 def command_line() -> str:
     """Return the page about commands."""
-    parts = [CLI_HEAD, *_help(cli.main, "warmfront")]
+    main = click.Context(cli.main, info_name="warmfront", terminal_width=TERMINAL_WIDTH, **cli.main.context_settings)
+    parts = [CLI_HEAD, *_help(main)]
     for name in cli.COMMANDS:
-        command = cli.main.get_command(click.Context(cli.main), name)
+        command = cli.main.get_command(main, name)
         assert command is not None
-        parts += _help(command, f"warmfront {name}")
+        parts += _help(click.Context(command, info_name=name, parent=main))
     return _page(parts)
 
 
@@ -92,9 +93,8 @@ def _read(path: Path) -> str | None:
     return path.read_text(encoding="utf-8") if path.exists() else None
 
 
-def _help(command: click.Command, name: str) -> list[str]:
-    context = click.Context(command, info_name=name, terminal_width=TERMINAL_WIDTH, max_content_width=TERMINAL_WIDTH)
-    return [f"## `{name}`", f"```text\n{command.get_help(context)}\n```"]
+def _help(context: click.Context) -> list[str]:
+    return [f"## `{context.command_path}`", f"```text\n{context.get_help()}\n```"]
 
 
 def _faces(base: type[errors.ClientError]) -> Iterator[type[errors.ClientError]]:

@@ -7,6 +7,7 @@ names the path and the source. Only this module reads the environment; code rece
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -21,8 +22,8 @@ from warmfront.obs.catalog import METRICS
 Positive = Annotated[float, Meta(gt=0)]
 Count = Annotated[int, Meta(ge=1)]
 
-_ADDRESS = r"^(\[[0-9A-Fa-f:.]+\]|[^:\s]*):[0-9]{1,5}$"
-_URL = r"^https?://[^/?#@\s]+/?$"
+_ADDRESS = r"^(\[[0-9A-Fa-f:.]+\]|[^:\s]+):[0-9]{1,5}$"
+_URL = r"^http://(\[[0-9A-Fa-f:.]+\]|[^/?#@:\s]+):[0-9]{1,5}/?$"
 _PATTERN_WORDS = {_ADDRESS: "`host:port`", _URL: "`http://host:port` without path, query or password"}
 
 Address = Annotated[str, Meta(pattern=_ADDRESS)]
@@ -164,7 +165,7 @@ class ServerConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """One engine server."""
 
     url: Url
-    """`http://host:port`, without a path."""
+    """`http://host:port`, without a path. Engines are reached without TLS."""
     engine: str = "auto"
     """`vllm`, `generic` or `auto`: found out by probing."""
     events: EventsConfig | Literal["auto", "off"] = "auto"
@@ -403,11 +404,29 @@ def redacted(config: Config) -> dict[str, Any]:
     return tree
 
 
+class _Loader(yaml.SafeLoader):
+    """Plain scalars as YAML 1.2 reads them: `off` is a word, `1e-3` a number, `1:30` and dates are text."""
+
+
+_Loader.yaml_implicit_resolvers = {}
+for _kind, _pattern, _first in (
+    ("bool", r"true|True|TRUE|false|False|FALSE", "tTfF"),
+    ("int", r"[-+]?[0-9]+|0x[0-9a-fA-F]+", "-+0123456789"),
+    ("float", r"[-+]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?", "-+.0123456789"),
+    ("null", r"~|null|Null|NULL|", "~nN"),
+):
+    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_kind}", re.compile(rf"^(?:{_pattern})$"), [*_first, ""])
+
+
+def _parse_yaml(text: str) -> Any:
+    return yaml.load(text, Loader=_Loader)
+
+
 def _file_layer(path: Path | None) -> list[tuple[str, dict[str, Any]]]:
     if path is None:
         return []
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = _parse_yaml(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from error
     except yaml.YAMLError as error:
@@ -435,7 +454,7 @@ def _override_layer(text: str) -> tuple[str, dict[str, Any]]:
 
 def _nest(path: Sequence[str], text: str) -> dict[str, Any]:
     try:
-        value: Any = yaml.safe_load(text)
+        value: Any = _parse_yaml(text)
     except yaml.YAMLError as error:
         raise ConfigError(f"{'.'.join(path)}: {text!r} is not YAML: {error}") from error
     for name in reversed(path):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import Any
 
 import click
 
 from warmfront.cli.options import Options, configuration
 from warmfront.config import Config
+from warmfront.control import dialects
 from warmfront.errors import ConfigError
 from warmfront.types import FleetUpdate
 
@@ -24,6 +26,8 @@ def command(**options: Any) -> None:
     config, _ = Options(**options).load()
     if not config.fleet.servers:
         raise ConfigError("no servers: give --replica URL, or fleet.servers in the configuration file")
+    dialects.validate(config.fleet)
+    logging.getLogger("warmfront").addHandler(logging.NullHandler())  # what is logged is printed below, in order
     update = asyncio.run(_look(config))
     click.echo("\n".join(lines(update)))
     is_working = not update.degraded and all(replica.ready for pool in update.pools for replica in pool.replicas)

@@ -17,8 +17,9 @@ from warmfront.cli.output import number, show, show_json, table
 @click.argument("file", type=click.File("rb"), default="-")
 @options.admin
 @click.option("--path", default="/v1/chat/completions", show_default=True, help="Path the request would come to.")
+@click.option("--factors", is_flag=True, help="Show what the cost terms were made of, too.")
 @options.as_json
-def command(file: BinaryIO, admin: str, path: str, as_json: bool) -> None:
+def command(file: BinaryIO, admin: str, path: str, factors: bool, as_json: bool) -> None:
     """Show where a request would go, and why.
 
     FILE holds the request body as a client would send it; `-` or nothing reads standard input. Nothing is dispatched.
@@ -27,8 +28,10 @@ def command(file: BinaryIO, admin: str, path: str, as_json: bool) -> None:
     if as_json:
         show_json(explanation)
         return
-    show(_headline(explanation), _costs(explanation))
-    show("▶ the choice · cached: tokens expected to be found there · total: the smallest wins")
+    show(_headline(explanation), _overlaps(explanation), "", _numbers(explanation, "terms"))
+    if factors:
+        show("", _numbers(explanation, "factors"))
+    show("", "▶ the choice: the smallest total of those that are ready")
 
 
 def _headline(explanation: Mapping[str, Any]) -> str:
@@ -43,34 +46,28 @@ def _headline(explanation: Mapping[str, Any]) -> str:
     )
 
 
-def _costs(explanation: Mapping[str, Any]) -> Table:
-    replicas: Sequence[Mapping[str, Any]] = explanation["replicas"]
-    terms = _terms(replicas)
-    rows = table(
-        "",
-        "replica",
-        "#device",
-        "#confirmed",
-        "#host",
-        "#disk",
-        "#cached",
-        *(f"#{name} {unit}".rstrip() for name, unit in terms),
-        "#total",
-    )
-    for replica in replicas:
-        overlap, values = replica["overlap"], {term["name"]: term["value"] for term in replica["terms"]}
-        rows.add_row(
-            "▶" if replica["id"] == explanation["choice"] else "",
-            replica["id"] + ("" if replica["ready"] else " (not ready)"),
-            *(number(overlap[tier]) for tier in ("device", "confirmed", "host", "disk")),
-            number(replica["predicted_cached_tokens"]),
-            *(number(values.get(name), 4) for name, _ in terms),
-            number(replica["total"], 4),
-        )
+def _overlaps(explanation: Mapping[str, Any]) -> Table:
+    tiers = ("device", "confirmed", "host", "disk", "active")
+    rows = table("", "prompt tokens held by", *(f"#{tier}" for tier in tiers), "#expected cached")
+    for replica in explanation["replicas"]:
+        held = [number(replica["overlap"][tier]) for tier in tiers]
+        rows.add_row(*_name(explanation, replica), *held, number(replica["predicted_cached_tokens"]))
     return rows
 
 
-def _terms(replicas: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
-    """Names and units of all cost terms, in the order in which the policy gives them."""
-    named = {term["name"]: term["unit"] for replica in replicas for term in replica["terms"]}
-    return list(named.items())
+def _numbers(explanation: Mapping[str, Any], kind: str) -> Table:
+    """One column for each cost term or factor, in the order in which the policy gives them."""
+    replicas: Sequence[Mapping[str, Any]] = explanation["replicas"]
+    units = {term["name"]: term["unit"] for replica in replicas for term in replica[kind]}
+    totals = ["#total"] if kind == "terms" else []
+    rows = table("", "cost" if totals else "made of", *(f"#{name} ({unit})" for name, unit in units.items()), *totals)
+    for replica in replicas:
+        values = {term["name"]: term["value"] for term in replica[kind]}
+        total = [number(replica["total"], 4)] if totals else []
+        rows.add_row(*_name(explanation, replica), *(number(values.get(name), 4) for name in units), *total)
+    return rows
+
+
+def _name(explanation: Mapping[str, Any], replica: Mapping[str, Any]) -> tuple[str, str]:
+    is_chosen = replica["id"] == explanation["choice"]
+    return "▶" if is_chosen else "", replica["id"] + ("" if replica["ready"] else " (not ready)")

@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from warmfront.cli.options import Options, configuration
+from warmfront.control import dialects
 from warmfront.errors import ConfigError
 from warmfront.obs import logs
 
@@ -21,6 +22,7 @@ def command(**options: Any) -> None:
     config, _ = Options(**options).load()
     if not config.fleet.servers:
         raise ConfigError("no servers: give --replica URL, or fleet.servers in the configuration file")
+    dialects.validate(config.fleet)
     logs.configure(config.log.level)
 
     from warmfront.ports.live import serve  # loads the core, which no other command needs

@@ -15,15 +15,15 @@ import msgspec
 from msgspec import Struct
 
 from warmfront.config import EventsConfig, ServerConfig
+from warmfront.engines import EventDefaults
 from warmfront.types import EventSource
-
-DEFAULT_PORT = 5557
-"""vLLM's default for rank 0, `vllm/config/kv_events.py`."""
 
 RANKS_MAX = 1024
 """More ranks behind one URL are not believed."""
 
-_WILDCARDS = frozenset({"*", "0.0.0.0", "::", "[::]"})
+UNSPECIFIED_HOSTS = EventDefaults().unspecified_hosts
+"""Bind addresses to be replaced by the host the engine was reached at."""
+
 _GREETING_BYTES = 10
 
 
@@ -71,20 +71,22 @@ def announced(server: ServerConfig, body: bytes) -> dict[int, EventSource]:
     }
 
 
-def by_default_port(server: ServerConfig, listening: Mapping[int, bool]) -> dict[int, EventSource]:
+def by_default_port(
+    server: ServerConfig, listening: Mapping[int, bool], *, port: int, topic: str = ""
+) -> dict[int, EventSource]:
     """Return a source for each rank at whose default port a publisher was seen."""
     host = _host(server.url)
     return {
-        rank: EventSource(endpoint=_tcp(host, DEFAULT_PORT + rank), origin="default_port")
+        rank: EventSource(endpoint=f"tcp://{host}:{port + rank}", topic=topic, origin="default_port")
         for rank, is_listening in listening.items()
         if is_listening
     }
 
 
-async def listening(server: ServerConfig, ranks: Iterable[int], timeout_s: float) -> dict[int, bool]:
-    """Find out per rank whether something that speaks ZMTP listens at the default port."""
+async def listening(server: ServerConfig, ranks: Iterable[int], *, port: int, timeout_s: float) -> dict[int, bool]:
+    """Find out per rank whether something that speaks ZMTP listens at `port` + rank."""
     host, asked = _host(server.url).strip("[]"), list(ranks)
-    answers = await asyncio.gather(*(_greets(host, DEFAULT_PORT + rank, timeout_s) for rank in asked))
+    answers = await asyncio.gather(*(_greets(host, port + rank, timeout_s) for rank in asked))
     return dict(zip(asked, answers, strict=True))
 
 
@@ -113,17 +115,13 @@ def reachable(endpoint: str, host: str) -> str:
     """
     scheme, _, rest = endpoint.partition("://")
     name, colon, port = rest.rpartition(":")
-    return f"{scheme}://{host}:{port}" if scheme == "tcp" and colon and name in _WILDCARDS else endpoint
+    return f"{scheme}://{host}:{port}" if scheme == "tcp" and colon and name in UNSPECIFIED_HOSTS else endpoint
 
 
 def shifted(endpoint: str, rank: int) -> str:
     """Add `rank` to the port of a TCP endpoint; others cannot be shifted and stay."""
     base, colon, port = endpoint.rpartition(":")
     return f"{base}:{int(port) + rank}" if endpoint.startswith("tcp://") and colon and port.isdecimal() else endpoint
-
-
-def _tcp(host: str, port: int) -> str:
-    return f"tcp://{host}:{port}"
 
 
 def _host(url: str) -> str:

@@ -28,6 +28,10 @@ from warmfront.types import EngineLoad, FleetUpdate, PoolUpdate, ReplicaUpdate, 
 
 logger = logging.getLogger(__name__)
 
+GATHER_S = 0.05
+"""Pause after looking at what changed, so that the rounds of many servers are taken together: the whole fleet is built
+anew each time, 2 ms for 256 servers."""
+
 LOAD_SHARE = 0.5
 """Share of the probe interval that passes at least between two updates in which only load figures changed."""
 
@@ -135,10 +139,10 @@ class FleetKeeper:
             self._rebuild()
             age_s = self._clock.now_s() - sent_s
             is_urgent = sent is None or _without_load(self.update) != _without_load(sent)
-            if not is_urgent and age_s < LOAD_SHARE * self._config.control.probe_interval_s:
-                continue
-            sent, sent_s = self.update, self._clock.now_s()
-            await send(sent)
+            if is_urgent or age_s >= LOAD_SHARE * self._config.control.probe_interval_s:
+                sent, sent_s = self.update, self._clock.now_s()
+                await send(sent)
+            await asyncio.sleep(GATHER_S)
 
     def _rebuild(self) -> None:
         self.update = fleet_update(

@@ -1,6 +1,7 @@
 """The Unix socket to the data process.
 
-Frames are a u32 length, big-endian, and a MessagePack map with a `type`. The core listens, this side connects, and the
+Frames are a u32 length, big-endian, and a MessagePack map with a `type`; unknown types and fields are ignored, so that
+either side may learn first. The core listens, this side connects, and the
 end of the connection is the end of this process. Questions of the admin API go over the same socket and are told apart
 by their number.
 """
@@ -84,6 +85,15 @@ class Stopping(Struct, frozen=True, tag="stopping"):
 Incoming = Hello | State | Reply | Stop
 
 
+class _Kind(Struct, frozen=True):
+    """The first look at a frame."""
+
+    type: str
+
+
+_KNOWN = frozenset({"hello", "state", "answer", "stop"})
+
+
 class Link:
     """One connection to the data process."""
 
@@ -118,7 +128,7 @@ class Link:
             LinkClosedError: The connection has ended or carries something unreadable.
         """
         try:
-            while not isinstance(frame := await self._frame(), Stop):
+            while not isinstance(frame := self._decode(await self._payload()), Stop):
                 self._take(frame)
         finally:
             for waiting in self._waiting.values():
@@ -157,22 +167,29 @@ class Link:
         except (OSError, LinkClosedError):
             return  # the other side was faster
 
-    def _take(self, frame: Hello | State | Reply) -> None:
+    def _take(self, frame: Hello | State | Reply | None) -> None:
         if isinstance(frame, Hello):
             self.hello = frame
         elif isinstance(frame, State):
             self.state = frame.state
-        elif (waiting := self._waiting.get(frame.id)) is not None and not waiting.done():
+        elif frame is not None and (waiting := self._waiting.get(frame.id)) is not None and not waiting.done():
             waiting.set_result(frame)
 
-    async def _frame(self) -> Incoming:
+    async def _payload(self) -> bytes:
         try:
             (length,) = _LENGTH.unpack(await self._reader.readexactly(_LENGTH.size))
             if length > FRAME_BYTES_MAX:
                 raise LinkClosedError(f"a frame of {length} bytes from the data process")
-            return self._decoder.decode(await self._reader.readexactly(length))
+            return await self._reader.readexactly(length)
         except (OSError, asyncio.IncompleteReadError) as error:
             raise LinkClosedError("the data process has gone") from error
+
+    def _decode(self, payload: bytes) -> Incoming | None:
+        """Return the frame; `None` when its type is not one we know."""
+        try:
+            if msgspec.msgpack.decode(payload, type=_Kind).type not in _KNOWN:
+                return None
+            return self._decoder.decode(payload)
         except msgspec.DecodeError as error:
             raise LinkClosedError(f"a frame of the data process cannot be read: {error}") from error
 

@@ -13,6 +13,7 @@ import logging
 import random
 from collections.abc import Callable
 from contextlib import suppress
+from http import HTTPStatus
 
 import aiohttp
 import msgspec
@@ -21,8 +22,10 @@ from msgspec import Struct
 from warmfront.clock import Clock
 from warmfront.config import ControlConfig, EventsConfig, ServerConfig
 from warmfront.control import engine_metrics, events
+from warmfront.control.dialects import AUTO, questions
 from warmfront.control.engine_metrics import EngineMetrics
 from warmfront.control.facts import Answer, ModelCard, Round, ServerFacts
+from warmfront.engines import DIALECTS, EventDefaults
 from warmfront.types import EventSource
 
 logger = logging.getLogger(__name__)
@@ -67,6 +70,7 @@ class ServerProbe:
             on_round: Called with the facts before and after each round.
         """
         self.facts = ServerFacts(server)
+        self._dialect = questions(server.engine)
         self._http = http
         self._config = config
         self._clock = clock
@@ -96,21 +100,32 @@ class ServerProbe:
         self._on_round(before, self.facts)
 
     async def _ask_load(self) -> Round:
-        health, metrics = await asyncio.gather(self._get("/health"), self._get("/metrics"))
+        dialect = self._dialect
+        health, metrics = await asyncio.gather(self._get(dialect.health_path), self._get(dialect.metrics_path))
         return Round(health=health, metrics=engine_metrics.parse(_text(metrics)) if metrics.is_ok else None)
 
     async def _ask_identity(self, answers: Round) -> Round:
         models, version, sources = await asyncio.gather(
-            self._get("/v1/models"), self._get("/version"), self._get("/kv_event_sources")
+            self._get(self._dialect.models_path),
+            self._get(self._dialect.version_path),
+            self._get(self._dialect.events.sources_path if self._dialect.events else None),
         )
-        server = self.facts.server
-        listening = None
-        if server.events == "auto" and sources.is_absent and answers.metrics and answers.metrics.ranks:
-            listening = await events.listening(server, answers.metrics.ranks, self._config.probe_timeout_s)
+        listening = await self._ask_default_port(answers.metrics) if sources.is_absent else None
         return msgspec.structs.replace(answers, models=models, version=version, sources=sources, listening=listening)
 
-    async def _get(self, path: str) -> Answer:
+    async def _ask_default_port(self, metrics: EngineMetrics | None) -> dict[int, bool] | None:
+        """Look for publishers where the engine's default is, for engines that cannot be asked."""
+        defaults = _event_defaults(metrics)
+        if self.facts.server.events != "auto" or metrics is None or defaults is None or defaults.port is None:
+            return None
+        return await events.listening(
+            self.facts.server, metrics.ranks, port=defaults.port, timeout_s=self._config.probe_timeout_s
+        )
+
+    async def _get(self, path: str | None) -> Answer:
         server = self.facts.server
+        if path is None:
+            return Answer(status=HTTPStatus.NOT_FOUND)
         timeout = aiohttp.ClientTimeout(total=self._config.probe_timeout_s)
         try:
             async with self._http.get(server.url + path, headers=server.headers, timeout=timeout) as response:
@@ -183,7 +198,7 @@ def advance(before: ServerFacts, answers: Round, *, unready_after: int, now_s: f
         metrics=metrics or before.metrics,
         scraped_s=now_s if metrics else before.scraped_s,
     )
-    return _with_sources(after, answers)
+    return _with_sources(after, answers, is_same_process=after.incarnation == before.incarnation)
 
 
 def _failure(answers: Round) -> str | None:
@@ -220,10 +235,14 @@ def _no_models(answer: Answer | None) -> str:
 
 
 def _engine(before: ServerFacts, metrics: EngineMetrics | None) -> str:
-    if before.server.engine != "auto":
+    if before.server.engine != AUTO:
         return before.server.engine
-    # Only vLLM names give ranks; a scrape that failed says nothing new.
-    return "vllm" if metrics and metrics.ranks else before.engine
+    # A scrape that failed says nothing new.
+    return (metrics.engine if metrics else None) or before.engine
+
+
+def _event_defaults(metrics: EngineMetrics | None) -> EventDefaults | None:
+    return DIALECTS[metrics.engine].events if metrics and metrics.engine else None
 
 
 def _version(answer: Answer | None) -> str | None:
@@ -243,8 +262,8 @@ def _is_restart(before: ServerFacts, metrics: EngineMetrics | None) -> bool:
 
 def _went_back(before: EngineMetrics, after: EngineMetrics) -> bool:
     return any(
-        _is_below(after.ranks[rank].prompt_tokens, then.prompt_tokens)
-        or _is_below(after.ranks[rank].generation_tokens, then.generation_tokens)
+        _is_below(after.ranks[rank].prefix_queries, then.prefix_queries)
+        or _is_below(after.ranks[rank].prefix_hits, then.prefix_hits)
         for rank, then in before.ranks.items()
         if rank in after.ranks
     )
@@ -265,18 +284,23 @@ def _incarnation(before: ServerFacts, metrics: EngineMetrics | None, restarts: i
     return before.incarnation if metrics is None else restarts
 
 
-def _with_sources(facts: ServerFacts, answers: Round) -> ServerFacts:
-    """Decide where KV events come from: configuration, then the engine's word, then the default port."""
+def _with_sources(facts: ServerFacts, answers: Round, *, is_same_process: bool) -> ServerFacts:
+    """Decide where KV events come from: configuration, then the engine's word, then the default port.
+
+    A source that goes costs everything known about the replica, so no answer, or an error, changes nothing.
+    """
     server = facts.server
     if server.events == "off":
         return _sources(facts, {}, "KV events are switched off in the configuration")
     if isinstance(server.events, EventsConfig):
         return _sources(facts, events.configured(server, server.events, facts.ranks), None)
-    if answers.sources is None or answers.sources.error is not None:
-        return facts
-    if answers.sources.is_ok:
+    if answers.sources is not None and answers.sources.is_ok:
         return _announced(facts, answers.sources.body)
-    found = events.by_default_port(server, answers.listening or {})
+    if answers.sources is None or not answers.sources.is_absent or (facts.sources and is_same_process):
+        return facts
+    defaults = _event_defaults(answers.metrics)
+    port, topic = (defaults.port or 0, defaults.topic) if defaults else (0, "")
+    found = events.by_default_port(server, answers.listening or {}, port=port, topic=topic)
     return _sources(facts, found, None if found else _no_events(facts.engine))
 
 

@@ -14,9 +14,9 @@ from typing import TextIO
 import msgspec
 
 LEVELS = {"error": logging.ERROR, "warn": logging.WARNING, "info": logging.INFO, "debug": logging.DEBUG}
-"""Names as in the configuration."""
+"""By the names of the configuration."""
 
-_NAMES = {number: name for name, number in LEVELS.items()} | {logging.CRITICAL: "error"}
+_NAMES = {logging.CRITICAL: "error"}
 _EXTRAS = ("request_id", "replica")
 
 
@@ -31,7 +31,7 @@ class JsonFormatter(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
-        line |= {key: getattr(record, key) for key in _EXTRAS if hasattr(record, key)}
+        line |= {key: str(getattr(record, key)) for key in _EXTRAS if hasattr(record, key)}
         if record.exc_info:
             line["error"] = self.formatException(record.exc_info)
         return msgspec.json.encode(line, enc_hook=str).decode()
@@ -52,5 +52,5 @@ def configure(level: str, stream: TextIO | None = None) -> None:
 
 
 def _time(created_s: float) -> str:
-    """RFC 3339 in UTC with milliseconds, as the core writes it."""
-    return datetime.fromtimestamp(created_s, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    """RFC 3339 in UTC with microseconds, as the core writes it."""
+    return datetime.fromtimestamp(created_s, UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")

@@ -70,6 +70,8 @@ class Pool:
     """By replica id."""
     replicas: dict[Slot, ReplicaState] = field(default_factory=dict)
     state: PoolState | None = None
+    lacking: dict[str, set[Slot]] = field(default_factory=dict)
+    """Model → rows that do not serve it, for models that some replica lacks: adapters are loaded one by one."""
     _peaks: dict[Slot, tuple[int, int]] = field(default_factory=dict)
     _due: list[tuple[float, RequestId]] = field(default_factory=list)
 
@@ -91,7 +93,16 @@ class Pool:
         for slot, replica in present.items():
             self._place(slot, replica)
         self.replicas = present
+        self.lacking = {}
+        for slot, each in present.items():
+            for model in each.replica.lacks:
+                self.lacking.setdefault(model, set()).add(slot)
         self.fleet.allow([slot for slot in sorted(present) if self.fleet.ready[slot]])
+
+    def serving(self, model: str) -> list[Slot]:
+        """Return the rows that may be chosen and serve `model`; the very list of the fleet when all of them do."""
+        lacking = self.lacking.get(model)
+        return [slot for slot in self.fleet.eligible if slot not in lacking] if lacking else self.fleet.eligible
 
     def leave_all(self) -> None:
         """Detach everything: the pool is gone."""

@@ -291,18 +291,21 @@ class Router:
     def _decide(self, waiting: Waiting, pool: Pool) -> Command | None:
         """Answer one request; `None` to hold it."""
         fleet, request = pool.fleet, waiting.request
-        eligible = fleet.eligible
+        eligible, serving = fleet.eligible, pool.serving(request.model)
         if not eligible:
             return None
+        if not serving:
+            return self._refuse(waiting, NoReplicaError.code)
+        is_retry = waiting.attempts > 0
+        untried = [slot for slot in serving if slot not in waiting.tried] if is_retry else serving
+        if not untried:
+            return self._refuse(waiting, UpstreamConnectError.code)
         overlap = self._overlap(request, pool)
-        if waiting.attempts == 0:
+        if untried is eligible:
             decision = self._decider.decide(request, overlap, fleet, retry=False)
         else:
-            untried = [slot for slot in eligible if slot not in waiting.tried]
-            if not untried:
-                return self._refuse(waiting, UpstreamConnectError.code)
             fleet.allow(untried)
-            decision = self._decider.decide(request, overlap, fleet, retry=True)
+            decision = self._decider.decide(request, overlap, fleet, retry=is_retry)
             fleet.allow(eligible)
         if decision is None:
             return None
@@ -370,7 +373,10 @@ class Router:
             return _answered(question, explain.Problem(f"no pool serves {request.model}"), status=404)
         pool.fleet.now_s = self._now_s
         overlap = self._overlap(request, pool)
+        eligible = pool.fleet.eligible
+        pool.fleet.allow(pool.serving(request.model))
         costs, decision = self._decider.explain(request, overlap, pool.fleet)
+        pool.fleet.allow(eligible)
         body = explain.explanation(
             request,
             pool=pool,

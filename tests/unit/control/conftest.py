@@ -67,6 +67,7 @@ class RecordedEngine:
             }
         }
         self.raw: dict[str, bytes] = {}
+        self.statuses: dict[str, int] = {}
         self.posts: dict[str, Callable[[dict[str, Any]], tuple[int, Any]]] = {}
         self.hold: asyncio.Event | None = None
         self.asked: list[str] = []
@@ -96,6 +97,8 @@ class RecordedEngine:
         self.headers.append({name.lower(): value for name, value in request.headers.items()})
         if self.hold is not None:
             await self.hold.wait()
+        if request.path in self.statuses:
+            return web.json_response({"error": "scaling"}, status=self.statuses[request.path])
         if request.path in self.raw:
             return web.Response(body=self.raw[request.path])
         if request.method == "POST":

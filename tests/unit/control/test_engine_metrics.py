@@ -16,14 +16,15 @@ def recorded(name: str) -> EngineMetrics:
 
 def test_a_busy_scrape_gives_load_and_capacity() -> None:
     metrics = recorded("metrics.txt")
+    assert metrics.engine == "vllm"
     assert metrics.started_s == pytest.approx(1796021785.43)
     assert metrics.ranks == {
         0: RankMetrics(
             running=3.0,
             waiting=2.0,
             kv_usage=pytest.approx(27 / 39),
-            prompt_tokens=61303.0,
-            generation_tokens=3819.0,
+            prefix_queries=62243.0,
+            prefix_hits=7936.0,
             block_size=128,
             capacity_tokens=5120 - 128,
             prefix_caching=True,

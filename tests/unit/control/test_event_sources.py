@@ -26,7 +26,7 @@ def test_other_endpoints_stay_as_they_are(endpoint: str) -> None:
 
 def test_an_ipv6_host_keeps_its_brackets() -> None:
     server = ServerConfig(url="http://[fd00::7]:8000")
-    assert events.by_default_port(server, {0: True})[0].endpoint == "tcp://[fd00::7]:5557"
+    assert events.by_default_port(server, {0: True}, port=5557)[0].endpoint == "tcp://[fd00::7]:5557"
 
 
 def test_configured_sources_shift_their_ports_by_rank() -> None:
@@ -60,29 +60,26 @@ def publisher() -> Iterator[int]:
         yield socket.bind_to_random_port("tcp://127.0.0.1")
 
 
-async def test_a_zeromq_publisher_at_the_default_port_is_seen(publisher: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(events, "DEFAULT_PORT", publisher)
+async def test_a_zeromq_publisher_at_the_default_port_is_seen(publisher: int) -> None:
     server = ServerConfig(url="http://127.0.0.1:1")
-    assert await events.listening(server, [0], timeout_s=5.0) == {0: True}
+    assert await events.listening(server, [0], port=publisher, timeout_s=5.0) == {0: True}
 
 
-async def test_another_service_at_the_default_port_is_not_taken_for_a_publisher(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_another_service_at_the_default_port_is_not_taken_for_a_publisher() -> None:
     async def greet(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"SSH-2.0-OpenSSH_9.6\r\n")
         await writer.drain()
         writer.close()
 
     async with await asyncio.start_server(greet, "127.0.0.1", 0) as other:
-        monkeypatch.setattr(events, "DEFAULT_PORT", other.sockets[0].getsockname()[1])
-        found = await events.listening(ServerConfig(url="http://127.0.0.1:1"), [0], timeout_s=5.0)
+        port = other.sockets[0].getsockname()[1]
+        found = await events.listening(ServerConfig(url="http://127.0.0.1:1"), [0], port=port, timeout_s=5.0)
     assert found == {0: False}
 
 
-async def test_a_closed_default_port_is_no_publisher(unused_port: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(events, "DEFAULT_PORT", unused_port)
-    assert await events.listening(ServerConfig(url="http://127.0.0.1:1"), [0], timeout_s=5.0) == {0: False}
+async def test_a_closed_default_port_is_no_publisher(unused_port: int) -> None:
+    server = ServerConfig(url="http://127.0.0.1:1")
+    assert await events.listening(server, [0], port=unused_port, timeout_s=5.0) == {0: False}
 
 
 @pytest.fixture

@@ -58,6 +58,12 @@ async def test_hello_and_states_are_kept(core: FakeCore, link: Link, reading: as
     assert link.state.pools[0].replicas[0].events.state == "live"
 
 
+async def test_a_frame_of_the_future_is_ignored(core: FakeCore, link: Link, reading: asyncio.Task[None]) -> None:
+    core.send({"type": "gossip", "peers": 3})
+    core.send({"type": "state", "state": STATE})
+    await until(lambda: link.state)
+
+
 async def test_a_fleet_arrives_as_a_map_with_every_field(core: FakeCore, link: Link) -> None:
     update = FleetUpdate(version=1, pools=[PoolUpdate("m", models={"m": None}, tokenizer=None, replicas=[])])
     await link.send_fleet(update)

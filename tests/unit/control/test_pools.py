@@ -24,7 +24,7 @@ def server(url: str = "http://a:1", **changes: Any) -> ServerFacts:
         incarnation=7,
         cards=(ModelCard("m", root="/models/m", max_model_len=4096),),
         sources={0: EventSource(f"tcp://{url[7:].partition(':')[0]}:5557", origin="engine")},
-        metrics=EngineMetrics({0: RANK}),
+        metrics=EngineMetrics(ranks={0: RANK}),
         scraped_s=90.0,
     )
     return msgspec.structs.replace(facts, **changes)
@@ -65,13 +65,13 @@ def test_servers_with_the_same_base_model_form_a_pool() -> None:
 
 def test_each_rank_is_a_replica_of_its_own() -> None:
     sources = {0: EventSource("tcp://a:5557", origin="engine"), 1: EventSource("tcp://a:5558", origin="engine")}
-    replicas = pool(server(metrics=EngineMetrics({0: RANK, 1: RANK}), sources=sources)).replicas
+    replicas = pool(server(metrics=EngineMetrics(ranks={0: RANK, 1: RANK}), sources=sources)).replicas
     assert [(replica.id, replica.rank) for replica in replicas] == [("http://a:1#0", 0), ("http://a:1#1", 1)]
     assert [replica.events.endpoint for replica in replicas if replica.events] == ["tcp://a:5557", "tcp://a:5558"]
 
 
 def test_a_single_rank_other_than_zero_is_not_addressed_by_rank() -> None:
-    (replica,) = pool(server(metrics=EngineMetrics({3: RANK}), sources={})).replicas
+    (replica,) = pool(server(metrics=EngineMetrics(ranks={3: RANK}), sources={})).replicas
     assert (replica.id, replica.rank) == ("http://a:1", None)
 
 
@@ -105,7 +105,9 @@ def test_a_missing_event_source_is_said_with_advice() -> None:
 
 def test_missing_load_and_disabled_prefix_caching_are_said() -> None:
     silent = server(metrics=None)
-    uncached = server("http://b:1", metrics=EngineMetrics({0: msgspec.structs.replace(RANK, prefix_caching=False)}))
+    uncached = server(
+        "http://b:1", metrics=EngineMetrics(ranks={0: msgspec.structs.replace(RANK, prefix_caching=False)})
+    )
     assert notes(silent, uncached) == [
         ["reports no load: /metrics has none of the known names"],
         ["prefix caching is off: start it with --enable-prefix-caching"],

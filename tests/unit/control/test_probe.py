@@ -1,24 +1,32 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Iterator
 
 import aiohttp
 import msgspec
 import pytest
+import zmq
 from conftest import RecordedEngine, card, recorded
 from warmfront.clock import ManualClock
 from warmfront.config import ControlConfig, EventsConfig, ServerConfig
 from warmfront.control.facts import ServerFacts
 from warmfront.control.probe import IDENTITY_EVERY, ServerProbe
+from warmfront.engines import DIALECTS, VLLM, EventDefaults
 from warmfront.types import EventSource
 
-Start = Callable[[], Awaitable[RecordedEngine]]
+
+@pytest.fixture
+def publisher() -> Iterator[zmq.Socket[bytes]]:
+    """A ZeroMQ publisher at some free port."""
+    with zmq.Context() as context, context.socket(zmq.PUB) as socket:
+        socket.bind_to_random_port("tcp://127.0.0.1")
+        yield socket
 
 
-def probe_of(engine: RecordedEngine, http: aiohttp.ClientSession, **options: object) -> ServerProbe:
+def probe_of(recorded_engine: RecordedEngine, http: aiohttp.ClientSession, **options: object) -> ServerProbe:
     return ServerProbe(
-        ServerConfig(url=engine.url, **options),  # type: ignore[arg-type]
+        ServerConfig(url=recorded_engine.url, **options),  # type: ignore[arg-type]
         http=http,
         config=ControlConfig(probe_timeout_s=2.0, unready_after=3),
         clock=ManualClock(100.0),
@@ -64,6 +72,14 @@ async def test_a_server_with_nothing_but_models_is_a_ready_generic_one(
     assert (facts.ready, facts.engine, facts.ranks, facts.sources) == (True, "generic", [0], {})
     assert facts.sources_note is not None
     assert "publishes no KV events" in facts.sources_note
+
+
+async def test_a_server_configured_as_generic_is_asked_for_its_models_alone(
+    engine: RecordedEngine, http: aiohttp.ClientSession
+) -> None:
+    facts = await rounds(probe_of(engine, http, engine="generic"))
+    assert (facts.ready, facts.engine) == (True, "generic")
+    assert set(engine.asked) == {"/v1/models"}
 
 
 async def test_failures_count_and_only_enough_of_them_in_a_row_matter(
@@ -143,7 +159,7 @@ async def test_without_start_time_counters_that_go_back_mean_a_restart(
     engine.metrics = without_start_time(recorded("metrics.txt"))
     probe = probe_of(engine, http)
     before = await rounds(probe)
-    engine.metrics = engine.metrics.replace(" 61303.0", " 12.0")
+    engine.metrics = engine.metrics.replace(" 62243.0", " 12.0")
     assert (await rounds(probe)).incarnation == before.incarnation + 1
 
 
@@ -172,6 +188,34 @@ async def test_an_adapter_loaded_later_is_noticed(engine: RecordedEngine, http: 
     engine.models.append(card("adapter-b", parent="tiny"))
     facts = await rounds(probe, IDENTITY_EVERY)
     assert [known.id for known in facts.cards] == ["tiny", "adapter-b"]
+
+
+async def test_an_error_at_the_source_question_keeps_the_source(
+    engine: RecordedEngine, http: aiohttp.ClientSession
+) -> None:
+    probe = probe_of(engine, http)
+    before = await rounds(probe)
+    engine.statuses["/kv_event_sources"] = 503
+    assert (await rounds(probe, IDENTITY_EVERY)).sources == before.sources
+    assert engine.asked.count("/kv_event_sources") == 2
+
+
+async def test_a_publisher_seen_at_the_default_port_stays_until_the_process_is_another(
+    publisher: zmq.Socket[bytes], engine: RecordedEngine, http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    endpoint = publisher.getsockopt_string(zmq.LAST_ENDPOINT)
+    port = int(endpoint.rpartition(":")[2])
+    monkeypatch.setitem(
+        DIALECTS, "vllm", msgspec.structs.replace(VLLM, events=EventDefaults("/kv_event_sources", port))
+    )
+    engine.sources = None
+    probe = probe_of(engine, http)
+    assert (await rounds(probe)).sources == {0: EventSource(endpoint, origin="default_port")}
+    publisher.close()
+    assert (await rounds(probe, IDENTITY_EVERY)).sources
+    assert engine.metrics is not None
+    engine.metrics = engine.metrics.replace("1.79602178543e+09", "1.79602199999e+09")
+    assert (await rounds(probe)).sources == {}
 
 
 async def test_configured_events_come_before_what_the_engine_says(
