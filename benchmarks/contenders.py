@@ -321,7 +321,7 @@ CONTENDERS = (
         DYNAMO,
         _dynamo,
         "kv",
-        "token-exact; fastokens; its own mock engines, which also decode 16 tokens",
+        "token-exact; fastokens; its own mock engines",
         engines=_dynamo_mockers,
         variables=_dynamo_variables,
         relays=False,
