@@ -43,16 +43,16 @@ Chat completions, not streamed, of one size; 80 % of each body is shared by all,
 rounds, best round in brackets."""
 STREAMS_NOTE = "One event of about 180 bytes a write of the engine. Gaps are between reads of one client."
 CORE_NOTE = """\
-One thread. `store_*`: blocks a second from wire frames into the index, for a first replica and for a second one with the
-same blocks. `lookup*`: microseconds for one prompt. `size_*`: resident memory; `share_of_allowed` above 1 misses the
-target."""
+One thread. `store_*`: blocks a second from wire frames into the index, for a first replica and for a second one with
+the same blocks. `lookup*`: microseconds for one prompt. `size_*`: resident memory; `share_of_allowed` above 1 misses
+the target."""
 DECISION_NOTE = "Microseconds of `Router.step` for one request, the index lookup replaced by a stub."
 METHOD = """\
 ## Method
 
 Command: `{command}`. Rounds: {rounds}; in each the contenders take turns, every one started afresh. {warmup_s:g} s of
-warm-up, then {window_s:g} s measured. All threads and processes of a router are pinned to core 0; the load generator and
-the engines share core 1. CPU seconds are user and system time of the router's whole process tree.
+warm-up, then {window_s:g} s measured. All threads and processes of a router are pinned to core 0; the load generator
+and the engines share core 1. CPU seconds are user and system time of the router's whole process tree.
 
 Requests: {connections} connections, each sending its next request when the last is answered; four engines that answer
 at once with a fixed body. Bodies are English-like text of a fixed seed, a system prompt shared by all and a user turn
