@@ -42,7 +42,7 @@ class Router(Service):
         answer = wire.post(f"http://127.0.0.1:{self.admin_port}/admin/explain?path={path}", body)
         assert answer.status == 200, answer.body
         rows = json.loads(answer.body)["replicas"]
-        return {row["replica"]: row["overlap"]["confirmed"] for row in rows}
+        return {row["id"]: row["overlap"]["confirmed"] for row in rows}
 
     def fleet(self) -> Any:
         """Return what `GET /admin/fleet` answers."""
