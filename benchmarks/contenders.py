@@ -182,13 +182,12 @@ def _process(command: list[str], core: int, log: Path, variables: dict[str, str]
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
+    """Ask a process to end; then end whatever is left of its group."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, number)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(END_TIMEOUT_S)
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
 
 
 def _wait_for_answer(name: str, process: subprocess.Popen[bytes], port: int, log: Path) -> None:

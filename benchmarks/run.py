@@ -29,7 +29,8 @@ SIZES = {"1 KB": 1024, "16 KB": 16 * 1024, "400 KB": 400 * 1024}
 SHARED = 0.8
 CONNECTIONS = 16
 PACE_MS = 20
-SILENT_STREAMS = 256
+SILENT_STREAMS = 16
+"""Few, so that a router that buffers without bound shows it within seconds."""
 SILENT_EVENTS = 100_000
 """Events an upstream would send to a client that never reads: 17 MB a stream when nothing stops it."""
 
