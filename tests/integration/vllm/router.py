@@ -50,13 +50,18 @@ class Router(Service):
         assert answer.status == 200, answer.body
         return json.loads(answer.body)
 
+    def accuracy(self) -> list[dict[str, Any]]:
+        """Return each replica's comparison of predicted and reported tokens."""
+        return [row["router"]["accuracy"] for pool in self.fleet()["pools"] for row in pool["replicas"]]
+
     def catch_up(self, *mirrors: Mirror) -> None:
-        """Block until the router has applied every event that the engines have published."""
-        wanted = {mirror.url: mirror.refresh() for mirror in mirrors}
+        """Block until the router has applied every event that the engines have published since they started."""
+        published = {mirror.url: mirror.refresh() for mirror in mirrors}
+        wanted = {url: sequence for url, sequence in published.items() if sequence >= 0}
 
         def is_there() -> bool:
             applied = dict(_sequences(self.fleet()))
-            return all(wire.at(applied, url, -1) >= sequence for url, sequence in wanted.items())
+            return all(wire.at(applied, url, -1) == sequence for url, sequence in wanted.items())
 
         wait_for(is_there, f"events applied up to {wanted}", timeout_s=CATCH_UP_TIMEOUT_S)
 
