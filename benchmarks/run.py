@@ -3,7 +3,7 @@
 `make bench` runs this and then `report.py`. Contenders take turns in rounds, so that a slow minute of the machine hits
 all of them; each figure is kept, none is averaged here.
 
-    python benchmarks/run.py --out DIR            all contenders, three rounds, about 25 minutes
+    python benchmarks/run.py --out DIR            all contenders, three rounds, about 20 minutes
     python benchmarks/run.py --out DIR --quick    warmfront and the index alone, under a minute
 """
 
@@ -67,7 +67,7 @@ def main() -> int:
     arguments = _arguments()
     folder = arguments.out.resolve()
     folder.mkdir(parents=True, exist_ok=True)
-    times = QUICK if arguments.quick else FULL
+    times = QUICK if arguments.quick else FULL._replace(rounds=arguments.rounds)
     contenders = [contender for contender in CONTENDERS if _is_wanted(contender, arguments)]
     bench = Bench(build(), folder, times)
     results: dict[str, Any] = {"about": about(arguments.quick, times), "failures": []}
@@ -86,6 +86,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder for benchmarks.json and the routers' logs")
     parser.add_argument("--quick", action="store_true", help="one short round without peers")
+    parser.add_argument("--rounds", type=int, default=FULL.rounds, help="turns of every contender")
     parser.add_argument("--only", action="append", default=[], help="part of a contender's name; may be repeated")
     return parser.parse_args()
 
