@@ -24,7 +24,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
-ROOT = Path(__file__).parents[1]
+from places import ROOT
+
 sys.path.insert(0, str(ROOT / "scripts"))
 import vllm_env  # noqa: E402  the one description of the model folder
 

@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from places import PAGE, RESULTS
+
 Row = dict[str, Any]
 OURS = "warmfront"
 MIB = 2**20
@@ -75,8 +77,8 @@ class Verdict(NamedTuple):
 def main() -> int:
     """Read `benchmarks.json` of a folder and write the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path, help="where run.py wrote benchmarks.json")
-    parser.add_argument("page", type=Path, help="file to write")
+    parser.add_argument("folder", type=Path, nargs="?", default=RESULTS, help="where run.py wrote benchmarks.json")
+    parser.add_argument("page", type=Path, nargs="?", default=PAGE, help="file to write")
     arguments = parser.parse_args()
     results = json.loads((arguments.folder / "benchmarks.json").read_text())
     arguments.page.parent.mkdir(parents=True, exist_ok=True)

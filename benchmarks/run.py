@@ -3,8 +3,8 @@
 `make bench` runs this and then `report.py`. Contenders take turns in rounds, so that a slow minute of the machine hits
 all of them; each figure is kept, none is averaged here.
 
-    python benchmarks/run.py --out DIR            all contenders, three rounds, about 20 minutes
-    python benchmarks/run.py --out DIR --quick    warmfront and the index alone, under a minute
+    python benchmarks/run.py            all contenders, three rounds, about 20 minutes
+    python benchmarks/run.py --quick    warmfront and the index alone, under a minute
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from contenders import CONTENDERS, HARNESS_CORE, MODEL, ROOT, Contender, Place, model_folder, running, upstream
+from contenders import CONTENDERS, HARNESS_CORE, MODEL, Contender, Place, model_folder, running, upstream
+from places import RESULTS, ROOT, TARGET
 from ports import free_ports
 
 BUILD_TIMEOUT_S = 3600.0
@@ -84,7 +85,7 @@ def main() -> int:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, help="folder for benchmarks.json and the routers' logs")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder for benchmarks.json and the routers' logs")
     parser.add_argument("--quick", action="store_true", help="one short round without peers")
     parser.add_argument("--rounds", type=int, default=FULL.rounds, help="turns of every contender")
     parser.add_argument("--only", action="append", default=[], help="part of a contender's name; may be repeated")
@@ -101,8 +102,7 @@ def build() -> Path:
     """Build the harness in release mode; return the folder of the programs."""
     command = ["cargo", "build", "--release", "--locked", "-p", "warmfront-bench", "--bins"]
     subprocess.run(command, cwd=ROOT, check=True, timeout=BUILD_TIMEOUT_S)
-    target = os.environ.get("CARGO_TARGET_DIR")
-    return (Path(target) if target else ROOT / "target") / "release"
+    return TARGET / "release"
 
 
 def about(quick: bool, times: Times) -> dict[str, Any]:

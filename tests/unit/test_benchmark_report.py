@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -13,13 +15,15 @@ PATH = Path(__file__).parents[2] / "benchmarks/report.py"
 
 
 @pytest.fixture(scope="module")
-def report() -> ModuleType:
+def report() -> Iterator[ModuleType]:
+    sys.path.insert(0, str(PATH.parent))
     spec = importlib.util.spec_from_file_location("benchmark_report", PATH)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return module
+    yield module
+    sys.path.remove(str(PATH.parent))
 
 
 def request_row(contender: str, rate: float, **fields: Any) -> dict[str, Any]:

@@ -18,16 +18,9 @@ impl Upstream {
         let mut command = Command::new(env!("CARGO_BIN_EXE_upstream"));
         let mut process = command.args(flags).stdout(Stdio::piped()).spawn().unwrap();
         let mut line = String::new();
-        BufReader::new(process.stdout.take().unwrap())
-            .read_line(&mut line)
-            .unwrap();
+        BufReader::new(process.stdout.take().unwrap()).read_line(&mut line).unwrap();
         let said: serde_json::Value = serde_json::from_str(&line).unwrap();
-        let ports = said["ports"]
-            .as_array()
-            .unwrap()
-            .iter()
-            .map(|port| port.as_u64().unwrap() as u16)
-            .collect();
+        let ports = said["ports"].as_array().unwrap().iter().map(|port| port.as_u64().unwrap() as u16).collect();
         Self { process, ports }
     }
 }
@@ -47,10 +40,7 @@ struct Chat {
 impl Requests for Chat {
     fn append(&mut self, into: &mut Vec<u8>) {
         let length = self.bodies.body_bytes();
-        let head = format!(
-            "POST {} HTTP/1.1\r\nhost: a\r\ncontent-length: {length}\r\n\r\n",
-            self.path
-        );
+        let head = format!("POST {} HTTP/1.1\r\nhost: a\r\ncontent-length: {length}\r\n\r\n", self.path);
         into.extend_from_slice(head.as_bytes());
         self.bodies.append(into);
     }
@@ -65,10 +55,7 @@ fn drive(upstream: &Upstream, path: &'static str, connections: usize, reads: boo
         pids: vec![upstream.process.id()],
         reads,
     };
-    let mut chat = Chat {
-        path,
-        bodies: ChatBodies::new("m", 4096, 0.8, 1, true, 1),
-    };
+    let mut chat = Chat { path, bodies: ChatBodies::new("m", 4096, 0.8, 1, true, 1) };
     client::drive(&plan, &mut chat).unwrap()
 }
 
@@ -104,28 +91,14 @@ fn an_upstream_keeps_little_for_clients_that_never_read() {
     let upstream = Upstream::start(&["--stream", "true", "--events", "1000000"]);
     let tally = drive(&upstream, "/v1/chat/completions", 4, false);
     assert_eq!(tally.events, 0);
-    assert!(
-        tally.resident_bytes_max < 32 << 20,
-        "{} bytes",
-        tally.resident_bytes_max
-    );
+    assert!(tally.resident_bytes_max < 32 << 20, "{} bytes", tally.resident_bytes_max);
 }
 
 #[test]
 fn rendering_is_refused_unless_it_was_asked_for() {
-    let refusing = drive(
-        &Upstream::start(&[]),
-        "/v1/chat/completions/render",
-        1,
-        true,
-    );
+    let refusing = drive(&Upstream::start(&[]), "/v1/chat/completions/render", 1, true);
     assert!(refusing.requests > 0 && refusing.refused == refusing.requests);
-    let rendering = drive(
-        &Upstream::start(&["--render", "true"]),
-        "/v1/chat/completions/render",
-        1,
-        true,
-    );
+    let rendering = drive(&Upstream::start(&["--render", "true"]), "/v1/chat/completions/render", 1, true);
     assert!(rendering.requests > 0 && rendering.refused == 0);
     assert!(rendering.body_bytes / rendering.requests > 4096);
 }
