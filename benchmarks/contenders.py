@@ -26,8 +26,8 @@ from typing import NamedTuple
 
 from places import ROOT
 
-sys.path.insert(0, str(ROOT / "scripts"))
-import vllm_env  # noqa: E402  the one description of the model folder
+sys.path.insert(0, str(ROOT / "scripts"))  # for the one description of the model folder
+import vllm_env
 
 ROUTER_CORE, HARNESS_CORE = 0, 1
 MODEL = "m"
