@@ -4,7 +4,10 @@
 //! with the next). The core gives each replica a slot, adjusts subscriptions, indexes and connection pools, and passes a
 //! [`FleetState`] to the router. Both are `MessagePack` maps, so that either side may learn fields before the other.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
 
 use serde::{Deserialize, Serialize};
 
@@ -78,6 +81,9 @@ pub struct ReplicaUpdate {
     pub headers: BTreeMap<String, String>,
     #[serde(default)]
     pub load: EngineLoad,
+    /// Names of the pool's models that this replica does not serve (an adapter not loaded there): not to be chosen.
+    #[serde(default)]
+    pub lacks: Vec<String>,
 }
 
 /// Where a replica publishes KV events.
@@ -135,7 +141,7 @@ pub struct ReplicaState {
 pub struct EventState {
     /// `live`, `connecting`, `catching_up`, `stale` or `none`.
     pub state: String,
-    /// Why it is not live, in words.
+    /// Why it is not live, or what is missing although it is, in words.
     pub reason: Option<String>,
     pub last_sequence: Option<u64>,
     /// Seconds between an event's own time stamp and its arrival (last batch); `None` before the first.
@@ -151,4 +157,42 @@ pub struct EventState {
     /// Share of the engine's life that the index has seen: false when the start of the stream could not be replayed.
     pub complete: bool,
     pub block_size: Option<u32>,
+}
+
+/// The fleet as requests see it: read without locks, replaced as a whole.
+#[derive(Debug, Default)]
+pub struct FleetView {
+    pub version: u64,
+    pub pools: Vec<Arc<Pool>>,
+    /// Served name → row in `pools` and adapter.
+    pub by_model: HashMap<String, (usize, Option<String>)>,
+    pub degraded: Vec<String>,
+}
+
+/// All replicas that serve one model, as requests see them.
+#[derive(Debug, Default)]
+pub struct Pool {
+    pub name: String,
+    pub model_cards: Vec<String>,
+    /// `exact`, `approximate` or `loading`.
+    pub tokens: String,
+    pub tokens_reason: Option<String>,
+    /// By slot; a freed slot is `None`.
+    pub replicas: Vec<Option<Arc<Replica>>>,
+    /// Block sizes in use.
+    pub block_sizes: Vec<u32>,
+}
+
+/// One KV cache that can be chosen, as requests see it.
+#[derive(Debug, Default)]
+pub struct Replica {
+    pub slot: Slot,
+    pub id: String,
+    /// `host:port` of its server.
+    pub authority: String,
+    pub rank: Option<u32>,
+    /// Sent with every request to it.
+    pub headers: http::HeaderMap,
+    pub ready: bool,
+    pub events: Mutex<EventState>,
 }

@@ -1,0 +1,107 @@
+//! What the index keeps for one slot beside its bits on the nodes.
+
+use super::Feed;
+use super::arena::Node;
+use super::groups::Groups;
+use super::hash::FastMap;
+use super::private::Private;
+use super::recent::Recent;
+use crate::kv::wire::Tier;
+
+/// A block on slower tiers, by one engine hash.
+#[derive(Debug)]
+pub(super) struct Offloaded {
+    pub(super) node: Node,
+    /// Copies in host memory.
+    pub(super) host: u32,
+    /// Copies on disk or further away.
+    pub(super) disk: u32,
+}
+
+impl Offloaded {
+    pub(super) fn copies(&mut self, tier: Tier) -> &mut u32 {
+        if tier == Tier::Cpu { &mut self.host } else { &mut self.disk }
+    }
+}
+
+/// What happened to a slot since it was added.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SlotStats {
+    /// Distinct blocks on the device by events.
+    pub confirmed: u64,
+    /// Blocks predicted now.
+    pub predicted: u64,
+    /// Predictions ever made.
+    pub predictions: u64,
+    /// Predictions that ran out and that no event confirmed although events flow: tokens or templates differ.
+    pub unconfirmed: u64,
+    /// Blocks that the engine removed (or that capacity pushed out, on an approximate feed).
+    pub evicted: u64,
+    /// Evicted blocks that were needed again.
+    pub regretted: u64,
+    /// Distinct blocks in use by requests in flight.
+    pub active: u64,
+}
+
+#[derive(Debug)]
+pub(super) struct SlotState {
+    pub(super) feed: Feed,
+    pub(super) capacity_blocks: Option<u64>,
+    pub(super) stale: bool,
+    pub(super) stats: SlotStats,
+    pub(super) recent: Recent,
+    pub(super) private: Private,
+    /// Physical copies beyond the first on the device, by engine hash.
+    pub(super) copies: FastMap<u64, u32>,
+    pub(super) offloaded: FastMap<u64, Offloaded>,
+    /// Engine hashes beyond the first for one block of one tier (true: host).
+    pub(super) offloaded_more: FastMap<(Node, bool), u32>,
+    pub(super) groups: Groups,
+    /// Requests beyond the first that use a block.
+    pub(super) users: FastMap<Node, u32>,
+}
+
+impl SlotState {
+    pub(super) fn new(feed: Feed, capacity_blocks: Option<u64>) -> Self {
+        Self {
+            feed,
+            capacity_blocks,
+            stale: false,
+            stats: SlotStats::default(),
+            recent: Recent::default(),
+            private: Private::default(),
+            copies: FastMap::default(),
+            offloaded: FastMap::default(),
+            offloaded_more: FastMap::default(),
+            groups: Groups::default(),
+            users: FastMap::default(),
+        }
+    }
+
+    /// Blocks taken to be on the device: what events say unless they are stale, and what was predicted.
+    pub(super) fn resident(&self) -> u64 {
+        if self.stale { self.stats.predicted } else { self.stats.confirmed + self.stats.predicted }
+    }
+
+    /// Removes one physical copy beyond the first. False when there is only one.
+    pub(super) fn drop_copy(&mut self, hash: u64) -> bool {
+        if self.copies.is_empty() {
+            return false;
+        }
+        let Some(copies) = self.copies.get_mut(&hash) else { return false };
+        *copies -= 1;
+        if *copies == 0 {
+            self.copies.remove(&hash);
+        }
+        true
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        self.recent.bytes()
+            + self.private.bytes()
+            + self.copies.allocation_size()
+            + self.offloaded.allocation_size()
+            + self.groups.bytes()
+            + self.users.allocation_size()
+    }
+}
