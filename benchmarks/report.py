@@ -280,7 +280,7 @@ def _failures(failures: Sequence[str]) -> str:
     if not failures:
         return ""
     lines = [f"- {failure.splitlines()[0]}" for failure in failures]
-    return "## Not measured\n\nThese contenders did not run:\n\n" + "\n".join(lines)
+    return "## Not measured\n\nThese did not run to their end:\n\n" + "\n".join(lines)
 
 
 def _method(about: Row) -> str:

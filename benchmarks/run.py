@@ -72,15 +72,17 @@ def main() -> int:
     contenders = [contender for contender in CONTENDERS if _is_wanted(contender, arguments)]
     bench = Bench(build(), folder, times)
     results: dict[str, Any] = {"about": about(arguments.quick, times), "failures": []}
-    results["core"] = lines_of([str(bench.binary("index_bench")), "--json", *(["--quick"] if arguments.quick else [])])
-    results["decision"] = lines_of([sys.executable, str(ROOT / "benchmarks/decision_bench.py")])
-    results["requests"] = list(each_round(contenders, times, bench.requests, results["failures"]))
+    failures: list[str] = results["failures"]
+    core = [str(bench.binary("index_bench")), "--json", *(["--quick"] if arguments.quick else [])]
+    results["core"] = lines_of(core, failures)
+    results["decision"] = lines_of([sys.executable, str(ROOT / "benchmarks/decision_bench.py")], failures)
+    results["requests"] = list(each_round(contenders, times, bench.requests, failures))
     streaming = [contender for contender in contenders if contender.relays]
-    results["streams"] = list(each_round(streaming, times, bench.streams, results["failures"]))
+    results["streams"] = list(each_round(streaming, times, bench.streams, failures))
     (folder / "benchmarks.json").write_text(json.dumps(results, indent=1) + "\n")
-    for failure in results["failures"]:
+    for failure in failures:
         print(failure, file=sys.stderr)
-    return 1 if results["failures"] else 0
+    return 1 if failures else 0
 
 
 def _arguments() -> argparse.Namespace:
@@ -143,13 +145,15 @@ def _output(command: Sequence[str]) -> str:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
 
 
-def lines_of(command: Sequence[str]) -> list[dict[str, Any]]:
-    """Run a benchmark that prints one JSON object a line; nothing when it is not there."""
-    if not all(Path(word).exists() for word in command if word.startswith("/")):
-        return []
+def lines_of(command: Sequence[str], failures: list[str]) -> list[dict[str, Any]]:
+    """Run a benchmark that prints one JSON object a line; one that fails is noted and gives none."""
     print(" ".join(command), file=sys.stderr, flush=True)
     pinned = ["taskset", "-c", str(HARNESS_CORE), *command]
-    done = subprocess.run(pinned, capture_output=True, text=True, check=True, timeout=RUN_TIMEOUT_S)
+    try:
+        done = subprocess.run(pinned, capture_output=True, text=True, check=True, timeout=RUN_TIMEOUT_S)
+    except (OSError, subprocess.SubprocessError) as error:
+        failures.append(f"{Path(command[-1]).name}: {error}")
+        return []
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
 
 
