@@ -24,9 +24,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "scripts"))
-import vllm_env  # noqa: E402  the one description of the model folder
+from places import ROOT
+
+sys.path.insert(0, str(ROOT / "scripts"))  # for the one description of the model folder
+import vllm_env
 
 ROUTER_CORE, HARNESS_CORE = 0, 1
 MODEL = "m"
@@ -182,13 +183,12 @@ def _process(command: list[str], core: int, log: Path, variables: dict[str, str]
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
+    """Ask a process to end; then end whatever is left of its group."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, number)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(END_TIMEOUT_S)
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
 
 
 def _wait_for_answer(name: str, process: subprocess.Popen[bytes], port: int, log: Path) -> None:
@@ -321,7 +321,7 @@ CONTENDERS = (
         DYNAMO,
         _dynamo,
         "kv",
-        "token-exact; fastokens; its own mock engines, which also decode 16 tokens",
+        "token-exact; fastokens; its own mock engines",
         engines=_dynamo_mockers,
         variables=_dynamo_variables,
         relays=False,

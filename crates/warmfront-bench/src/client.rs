@@ -77,11 +77,7 @@ struct Connection {
 
 /// Runs the plan to its end.
 pub fn drive(plan: &Plan, requests: &mut dyn Requests) -> io::Result<Tally> {
-    let mut client = Client {
-        poll: Poll::new()?,
-        connections: Vec::new(),
-        tally: Tally::default(),
-    };
+    let mut client = Client { poll: Poll::new()?, connections: Vec::new(), tally: Tally::default() };
     for slot in 0..plan.connections {
         let connection = client.open(plan.target, slot, requests)?;
         client.connections.push(connection);
@@ -89,10 +85,7 @@ pub fn drive(plan: &Plan, requests: &mut dyn Requests) -> io::Result<Tally> {
     client.run(plan, requests, plan.warmup)?;
     let before = process::usage(&plan.pids);
     let began = Instant::now();
-    client.tally = Tally {
-        before,
-        ..Tally::default()
-    };
+    client.tally = Tally { before, ..Tally::default() };
     client.run(plan, requests, plan.window)?;
     let mut tally = client.tally;
     tally.window_s = began.elapsed().as_secs_f64();
@@ -108,18 +101,9 @@ struct Client {
 }
 
 impl Client {
-    fn open(
-        &self,
-        target: SocketAddr,
-        slot: usize,
-        requests: &mut dyn Requests,
-    ) -> io::Result<Connection> {
+    fn open(&self, target: SocketAddr, slot: usize, requests: &mut dyn Requests) -> io::Result<Connection> {
         let mut socket = TcpStream::connect(target)?;
-        self.poll.registry().register(
-            &mut socket,
-            Token(slot),
-            Interest::READABLE | Interest::WRITABLE,
-        )?;
+        self.poll.registry().register(&mut socket, Token(slot), Interest::READABLE | Interest::WRITABLE)?;
         let mut connection = Connection {
             socket,
             reader: Reader::new(Side::Response),
@@ -149,19 +133,13 @@ impl Client {
                 let resident = process::usage(&plan.pids).resident_bytes;
                 self.tally.resident_bytes_max = self.tally.resident_bytes_max.max(resident);
             }
-            match self
-                .poll
-                .poll(&mut events, Some(POLL_MAX.min(deadline - now)))
-            {
+            match self.poll.poll(&mut events, Some(POLL_MAX.min(deadline - now))) {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
                 other => other?,
             }
             for event in &events {
                 let slot = event.token().0;
-                if self
-                    .advance(slot, plan.reads, requests, &mut buffer)
-                    .is_err()
-                {
+                if self.advance(slot, plan.reads, requests, &mut buffer).is_err() {
                     self.tally.broken += 1;
                     self.connections[slot] = self.open(plan.target, slot, requests)?;
                 }
@@ -170,13 +148,7 @@ impl Client {
     }
 
     /// Writes and reads on one connection until both would block.
-    fn advance(
-        &mut self,
-        slot: usize,
-        reads: bool,
-        requests: &mut dyn Requests,
-        buffer: &mut [u8],
-    ) -> io::Result<()> {
+    fn advance(&mut self, slot: usize, reads: bool, requests: &mut dyn Requests, buffer: &mut [u8]) -> io::Result<()> {
         let connection = &mut self.connections[slot];
         connection.flush()?;
         if !reads {
@@ -206,12 +178,7 @@ impl Connection {
         while self.sent < self.out.len() {
             match self.socket.write(&self.out[self.sent..]) {
                 Ok(size) => self.sent += size,
-                Err(error)
-                    if matches!(
-                        error.kind(),
-                        io::ErrorKind::WouldBlock | io::ErrorKind::NotConnected
-                    ) =>
-                {
+                Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::NotConnected) => {
                     return Ok(());
                 }
                 Err(error) => return Err(error),
@@ -289,10 +256,7 @@ mod tests {
         let bytes = b"data: 1\n\ndata: 2\n\n: note\n\n";
         for step in 1..bytes.len() {
             let mut newline = false;
-            let counted: u64 = bytes
-                .chunks(step)
-                .map(|piece| count_events(piece, &mut newline))
-                .sum();
+            let counted: u64 = bytes.chunks(step).map(|piece| count_events(piece, &mut newline)).sum();
             assert_eq!(counted, 3);
         }
     }

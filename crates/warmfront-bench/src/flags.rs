@@ -26,25 +26,14 @@ impl Flags {
         Self::parse(std::env::args().skip(1), known)
     }
 
-    fn parse(
-        arguments: impl IntoIterator<Item = String>,
-        known: &[&str],
-    ) -> Result<Self, FlagError> {
+    fn parse(arguments: impl IntoIterator<Item = String>, known: &[&str]) -> Result<Self, FlagError> {
         let mut flags = Self::default();
         let mut arguments = arguments.into_iter();
         while let Some(argument) = arguments.next() {
-            let name = argument
-                .strip_prefix("--")
-                .filter(|name| known.contains(name));
-            let name = name.ok_or_else(|| {
-                FlagError(format!(
-                    "unknown argument {argument}; known: --{}",
-                    known.join(", --")
-                ))
-            })?;
-            let value = arguments
-                .next()
-                .ok_or_else(|| FlagError(format!("--{name} needs a value")))?;
+            let name = argument.strip_prefix("--").filter(|name| known.contains(name));
+            let name =
+                name.ok_or_else(|| FlagError(format!("unknown argument {argument}; known: --{}", known.join(", --"))))?;
+            let value = arguments.next().ok_or_else(|| FlagError(format!("--{name} needs a value")))?;
             flags.0.entry(name.to_owned()).or_default().push(value);
         }
         Ok(flags)
@@ -52,26 +41,18 @@ impl Flags {
 
     /// The last value of a flag, or `default`.
     pub fn get<T: FromStr>(&self, name: &str, default: T) -> Result<T, FlagError> {
-        self.last(name)
-            .map_or(Ok(default), |text| convert(name, text))
+        self.last(name).map_or(Ok(default), |text| convert(name, text))
     }
 
     /// The last value of a flag that must be there.
     pub fn require<T: FromStr>(&self, name: &str) -> Result<T, FlagError> {
-        let text = self
-            .last(name)
-            .ok_or_else(|| FlagError(format!("--{name} is needed")))?;
+        let text = self.last(name).ok_or_else(|| FlagError(format!("--{name} is needed")))?;
         convert(name, text)
     }
 
     /// All values of a flag that may be repeated.
     pub fn all<T: FromStr>(&self, name: &str) -> Result<Vec<T>, FlagError> {
-        self.0
-            .get(name)
-            .into_iter()
-            .flatten()
-            .map(|text| convert(name, text))
-            .collect()
+        self.0.get(name).into_iter().flatten().map(|text| convert(name, text)).collect()
     }
 
     fn last(&self, name: &str) -> Option<&String> {
@@ -80,8 +61,7 @@ impl Flags {
 }
 
 fn convert<T: FromStr>(name: &str, text: &str) -> Result<T, FlagError> {
-    text.parse()
-        .map_err(|_| FlagError(format!("--{name}: cannot read {text:?}")))
+    text.parse().map_err(|_| FlagError(format!("--{name}: cannot read {text:?}")))
 }
 
 #[cfg(test)]
@@ -89,10 +69,7 @@ mod tests {
     use super::*;
 
     fn parse(line: &str) -> Result<Flags, FlagError> {
-        Flags::parse(
-            line.split_whitespace().map(str::to_owned),
-            &["pid", "seconds"],
-        )
+        Flags::parse(line.split_whitespace().map(str::to_owned), &["pid", "seconds"])
     }
 
     #[test]

@@ -57,19 +57,11 @@ pub struct Reader {
 
 impl Reader {
     pub fn new(side: Side) -> Self {
-        Self {
-            side,
-            state: State::Head,
-            line: Vec::new(),
-        }
+        Self { side, state: State::Head, line: Vec::new() }
     }
 
     /// Reads all of `input` and hands the parts to `take`, in order.
-    pub fn feed(
-        &mut self,
-        mut input: &[u8],
-        mut take: impl FnMut(Part<'_>),
-    ) -> Result<(), Malformed> {
+    pub fn feed(&mut self, mut input: &[u8], mut take: impl FnMut(Part<'_>)) -> Result<(), Malformed> {
         while !input.is_empty() {
             match self.state {
                 State::Head => input = self.head(input, &mut take)?,
@@ -87,20 +79,13 @@ impl Reader {
                     let (data, rest) = input.split_at(left.min(input.len()));
                     take(Part::Data(data));
                     input = rest;
-                    self.state = if left == data.len() {
-                        State::ChunkEnd(2)
-                    } else {
-                        State::ChunkData(left - data.len())
-                    };
+                    self.state =
+                        if left == data.len() { State::ChunkEnd(2) } else { State::ChunkData(left - data.len()) };
                 }
                 State::ChunkEnd(left) => {
                     let skipped = left.min(input.len());
                     input = &input[skipped..];
-                    self.state = if left == skipped {
-                        State::ChunkSize
-                    } else {
-                        State::ChunkEnd(left - skipped)
-                    };
+                    self.state = if left == skipped { State::ChunkSize } else { State::ChunkEnd(left - skipped) };
                 }
                 State::Trailer => input = self.trailer(input, &mut take)?,
                 State::UntilClose => {
@@ -117,21 +102,13 @@ impl Reader {
         take(Part::End);
     }
 
-    fn head<'a>(
-        &mut self,
-        input: &'a [u8],
-        take: &mut impl FnMut(Part<'_>),
-    ) -> Result<&'a [u8], Malformed> {
+    fn head<'a>(&mut self, input: &'a [u8], take: &mut impl FnMut(Part<'_>)) -> Result<&'a [u8], Malformed> {
         let before = self.line.len();
         let room = (HEAD_BYTES_MAX - before).min(input.len());
         self.line.extend_from_slice(&input[..room]);
         let from = before.saturating_sub(3);
         let Some(at) = find(&self.line[from..], b"\r\n\r\n") else {
-            return if self.line.len() == HEAD_BYTES_MAX {
-                Err(Malformed("header too long"))
-            } else {
-                Ok(&[])
-            };
+            return if self.line.len() == HEAD_BYTES_MAX { Err(Malformed("header too long")) } else { Ok(&[]) };
         };
         self.line.truncate(from + at + 4);
         let rest = &input[self.line.len() - before..];
@@ -152,16 +129,11 @@ impl Reader {
         if self.side == Side::Response && matches!(status(&self.line), Some(204 | 304)) {
             return Ok(State::Length(0));
         }
-        if header(&self.line, "transfer-encoding")
-            .is_some_and(|value| value.eq_ignore_ascii_case("chunked"))
-        {
+        if header(&self.line, "transfer-encoding").is_some_and(|value| value.eq_ignore_ascii_case("chunked")) {
             return Ok(State::ChunkSize);
         }
         match header(&self.line, "content-length") {
-            Some(value) => value
-                .parse()
-                .map(State::Length)
-                .map_err(|_| Malformed("content-length is no number")),
+            Some(value) => value.parse().map(State::Length).map_err(|_| Malformed("content-length is no number")),
             None if self.side == Side::Response => Ok(State::UntilClose),
             None => Ok(State::Length(0)),
         }
@@ -170,26 +142,16 @@ impl Reader {
     fn chunk_size<'a>(&mut self, input: &'a [u8]) -> Result<&'a [u8], Malformed> {
         let (rest, complete) = self.take_line(input)?;
         if complete {
-            let text =
-                std::str::from_utf8(&self.line).map_err(|_| Malformed("chunk size is no text"))?;
+            let text = std::str::from_utf8(&self.line).map_err(|_| Malformed("chunk size is no text"))?;
             let digits = text.split(';').next().unwrap_or_default().trim();
-            let size = usize::from_str_radix(digits, 16)
-                .map_err(|_| Malformed("chunk size is no number"))?;
-            self.state = if size == 0 {
-                State::Trailer
-            } else {
-                State::ChunkData(size)
-            };
+            let size = usize::from_str_radix(digits, 16).map_err(|_| Malformed("chunk size is no number"))?;
+            self.state = if size == 0 { State::Trailer } else { State::ChunkData(size) };
             self.line.clear();
         }
         Ok(rest)
     }
 
-    fn trailer<'a>(
-        &mut self,
-        input: &'a [u8],
-        take: &mut impl FnMut(Part<'_>),
-    ) -> Result<&'a [u8], Malformed> {
+    fn trailer<'a>(&mut self, input: &'a [u8], take: &mut impl FnMut(Part<'_>)) -> Result<&'a [u8], Malformed> {
         let (rest, complete) = self.take_line(input)?;
         if complete {
             let is_last = self.line == b"\r\n";
@@ -230,15 +192,12 @@ pub fn header<'a>(head: &'a [u8], name: &str) -> Option<&'a str> {
     head.split(|byte| *byte == b'\n').skip(1).find_map(|line| {
         let (key, value) = line.split_at_checked(name.len())?;
         let value = value.strip_prefix(b":")?;
-        key.eq_ignore_ascii_case(name.as_bytes())
-            .then(|| std::str::from_utf8(value).ok().map(str::trim))?
+        key.eq_ignore_ascii_case(name.as_bytes()).then(|| std::str::from_utf8(value).ok().map(str::trim))?
     })
 }
 
 fn find(haystack: &[u8], needle: &[u8]) -> Option<usize> {
-    haystack
-        .windows(needle.len())
-        .position(|window| window == needle)
+    haystack.windows(needle.len()).position(|window| window == needle)
 }
 
 #[cfg(test)]
@@ -264,42 +223,20 @@ mod tests {
             HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2;x=1\r\nde\r\nA\r\nfghijklmno\r\n0\r\nx: y\r\n\r\n\
             HTTP/1.1 204 No Content\r\n\r\n";
         for step in 1..bytes.len() {
-            assert_eq!(
-                read(Side::Response, bytes, step).unwrap(),
-                (3, b"abcdefghijklmno".to_vec(), 3),
-                "step {step}"
-            );
+            assert_eq!(read(Side::Response, bytes, step).unwrap(), (3, b"abcdefghijklmno".to_vec(), 3), "step {step}");
         }
     }
 
     #[test]
     fn requests_without_length_have_no_body() {
-        let bytes =
-            b"GET /a HTTP/1.1\r\nhost: b\r\n\r\nPOST /c HTTP/1.1\r\ncontent-length: 1\r\n\r\nx";
-        assert_eq!(
-            read(Side::Request, bytes, 7).unwrap(),
-            (2, b"x".to_vec(), 2)
-        );
+        let bytes = b"GET /a HTTP/1.1\r\nhost: b\r\n\r\nPOST /c HTTP/1.1\r\ncontent-length: 1\r\n\r\nx";
+        assert_eq!(read(Side::Request, bytes, 7).unwrap(), (2, b"x".to_vec(), 2));
     }
 
     #[test]
     fn nonsense_is_refused() {
-        assert!(
-            read(
-                Side::Response,
-                b"HTTP/1.1 200 OK\r\ncontent-length: x\r\n\r\n",
-                64
-            )
-            .is_err()
-        );
-        assert!(
-            read(
-                Side::Response,
-                b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n",
-                64
-            )
-            .is_err()
-        );
+        assert!(read(Side::Response, b"HTTP/1.1 200 OK\r\ncontent-length: x\r\n\r\n", 64).is_err());
+        assert!(read(Side::Response, b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n", 64).is_err());
         assert!(read(Side::Request, &vec![b'a'; HEAD_BYTES_MAX + 1], 4096).is_err());
     }
 
@@ -309,9 +246,6 @@ mod tests {
         assert_eq!(status(head), Some(503));
         assert_eq!(header(head, "retry-after"), Some("7"));
         assert_eq!(header(head, "retry"), None);
-        assert_eq!(
-            request_line(b"POST /v1/x HTTP/1.1\r\n\r\n"),
-            Some(("POST", "/v1/x"))
-        );
+        assert_eq!(request_line(b"POST /v1/x HTTP/1.1\r\n\r\n"), Some(("POST", "/v1/x")));
     }
 }

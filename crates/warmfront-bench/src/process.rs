@@ -29,54 +29,31 @@ struct Stat {
 /// Sums over the given processes and everything below them; processes that are gone count nothing.
 pub fn usage(roots: &[u32]) -> Usage {
     let table = table();
-    let members: Vec<&Stat> = table
-        .iter()
-        .filter(|(pid, _)| is_below(**pid, roots, &table))
-        .map(|(_, stat)| stat)
-        .collect();
+    let members: Vec<&Stat> =
+        table.iter().filter(|(pid, _)| is_below(**pid, roots, &table)).map(|(_, stat)| stat).collect();
     Usage {
         cpu_s: members.iter().map(|stat| stat.cpu_ticks).sum::<u64>() as f64 / TICKS_PER_S,
-        resident_bytes: members
-            .iter()
-            .map(|stat| stat.resident_pages * PAGE_BYTES)
-            .sum(),
+        resident_bytes: members.iter().map(|stat| stat.resident_pages * PAGE_BYTES).sum(),
         processes: members.len(),
     }
 }
 
 fn table() -> HashMap<u32, Stat> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
-    let pids = entries.filter_map(|entry| {
-        entry
-            .file_name()
-            .to_str()
-            .and_then(|name| name.parse::<u32>().ok())
-    });
-    pids.filter_map(|pid| {
-        Some((
-            pid,
-            parse(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)?,
-        ))
-    })
-    .collect()
+    let pids = entries.filter_map(|entry| entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok()));
+    pids.filter_map(|pid| Some((pid, parse(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)?))).collect()
 }
 
 fn is_below(pid: u32, roots: &[u32], table: &HashMap<u32, Stat>) -> bool {
     let ancestors = std::iter::successors(Some(pid), |pid| table.get(pid).map(|stat| stat.parent));
-    ancestors
-        .take(table.len() + 1)
-        .any(|pid| roots.contains(&pid))
+    ancestors.take(table.len() + 1).any(|pid| roots.contains(&pid))
 }
 
 /// Reads the fields after the command name, which is in parentheses and may hold anything.
 fn parse(stat: &str) -> Option<Stat> {
     let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_ascii_whitespace().collect();
     let number = |at: usize| fields.get(at)?.parse::<u64>().ok();
-    Some(Stat {
-        parent: number(1)? as u32,
-        cpu_ticks: number(11)? + number(12)?,
-        resident_pages: number(21)?,
-    })
+    Some(Stat { parent: number(1)? as u32, cpu_ticks: number(11)? + number(12)?, resident_pages: number(21)? })
 }
 
 #[cfg(test)]
@@ -85,13 +62,9 @@ mod tests {
 
     #[test]
     fn a_command_name_with_spaces_and_parentheses_is_skipped() {
-        let line =
-            "7 (a) b (c)) S 3 7 7 0 -1 0 1 0 0 0 40 2 0 0 20 0 1 0 5 1000 12 18446744073709551615";
+        let line = "7 (a) b (c)) S 3 7 7 0 -1 0 1 0 0 0 40 2 0 0 20 0 1 0 5 1000 12 18446744073709551615";
         let stat = parse(line).unwrap();
-        assert_eq!(
-            (stat.parent, stat.cpu_ticks, stat.resident_pages),
-            (3, 42, 12)
-        );
+        assert_eq!((stat.parent, stat.cpu_ticks, stat.resident_pages), (3, 42, 12));
     }
 
     #[test]

@@ -92,14 +92,7 @@ pub struct ChatBodies {
 
 impl ChatBodies {
     /// Bodies of `bytes` bytes, whose first `shared` share is the same in all.
-    pub fn new(
-        model: &str,
-        bytes: usize,
-        shared: f64,
-        max_tokens: u32,
-        stream: bool,
-        seed: u64,
-    ) -> Self {
+    pub fn new(model: &str, bytes: usize, shared: f64, max_tokens: u32, stream: bool, seed: u64) -> Self {
         let mut random = Random::new(seed);
         let head = format!(
             r#"{{"model":"{model}","max_tokens":{max_tokens},"stream":{stream},"messages":[{{"role":"system","content":""#
@@ -108,19 +101,10 @@ impl ChatBodies {
         let end = r#""}]}"#;
         let frame = head.len() + middle.len() + NONCE_DIGITS + 1 + end.len();
         let text = bytes.saturating_sub(frame);
-        let system = ((bytes as f64 * shared) as usize)
-            .saturating_sub(head.len())
-            .min(text);
+        let system = ((bytes as f64 * shared) as usize).saturating_sub(head.len()).min(text);
         let head = head + &prose(&mut random, system) + middle;
-        let tails = (0..TAILS)
-            .map(|_| prose(&mut random, text - system) + end)
-            .collect();
-        Self {
-            head,
-            tails,
-            made: 0,
-            start: random.next_u64() % 10_u64.pow(NONCE_DIGITS as u32 - 1),
-        }
+        let tails = (0..TAILS).map(|_| prose(&mut random, text - system) + end).collect();
+        Self { head, tails, made: 0, start: random.next_u64() % 10_u64.pow(NONCE_DIGITS as u32 - 1) }
     }
 
     /// Length of every body.
@@ -154,15 +138,8 @@ mod tests {
         for size in [1024, 16 * 1024, 400 * 1024] {
             let mut bodies = ChatBodies::new("m", size, 0.8, 16, false, 1);
             let (first, second) = (body(&mut bodies), body(&mut bodies));
-            assert_eq!(
-                (first.len(), second.len(), bodies.body_bytes()),
-                (size, size, size)
-            );
-            let same = first
-                .bytes()
-                .zip(second.bytes())
-                .take_while(|(a, b)| a == b)
-                .count();
+            assert_eq!((first.len(), second.len(), bodies.body_bytes()), (size, size, size));
+            let same = first.bytes().zip(second.bytes()).take_while(|(a, b)| a == b).count();
             let share = same as f64 / size as f64;
             assert!((0.79..0.86).contains(&share), "{size}: {share}");
         }

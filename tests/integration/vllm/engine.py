@@ -28,7 +28,7 @@ class Engine(Service):
     """
 
     name = "vLLM"
-    start_timeout_s = 420.0  # two busy cores need minutes to import torch in every process of it; 40 s when idle
+    start_timeout_s = 900.0  # two busy cores need minutes to import torch in every process of it; 40 s when idle
 
     def __init__(self, environment: Path, log: Path, *, blocks: int | None = None) -> None:
         super().__init__(log)

@@ -42,7 +42,7 @@ class Router(Service):
         answer = wire.post(f"http://127.0.0.1:{self.admin_port}/admin/explain?path={path}", body)
         assert answer.status == 200, answer.body
         rows = json.loads(answer.body)["replicas"]
-        return {row["replica"]: row["overlap"]["confirmed"] for row in rows}
+        return {row["id"]: row["overlap"]["confirmed"] for row in rows}
 
     def fleet(self) -> Any:
         """Return what `GET /admin/fleet` answers."""
@@ -50,13 +50,18 @@ class Router(Service):
         assert answer.status == 200, answer.body
         return json.loads(answer.body)
 
+    def accuracy(self) -> list[dict[str, Any]]:
+        """Return each replica's comparison of predicted and reported tokens."""
+        return [row["router"]["accuracy"] for pool in self.fleet()["pools"] for row in pool["replicas"]]
+
     def catch_up(self, *mirrors: Mirror) -> None:
-        """Block until the router has applied every event that the engines have published."""
-        wanted = {mirror.url: mirror.refresh() for mirror in mirrors}
+        """Block until the router has applied every event that the engines have published since they started."""
+        published = {mirror.url: mirror.refresh() for mirror in mirrors}
+        wanted = {url: sequence for url, sequence in published.items() if sequence >= 0}
 
         def is_there() -> bool:
             applied = dict(_sequences(self.fleet()))
-            return all(wire.at(applied, url, -1) >= sequence for url, sequence in wanted.items())
+            return all(wire.at(applied, url, -1) == sequence for url, sequence in wanted.items())
 
         wait_for(is_there, f"events applied up to {wanted}", timeout_s=CATCH_UP_TIMEOUT_S)
 

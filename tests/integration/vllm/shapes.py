@@ -164,6 +164,7 @@ SHAPES = [
     chat("reasoning effort", [user(prose("effort"))], reasoning_effort="low"),
     chat("special tokens added", [user(prose("added"))], add_special_tokens=True),
     chat("truncated prompt", [user(prose("truncated", 800))], truncate_prompt_tokens=400),
+    chat("token ids instead", [user("Not read.")], kv_transfer_params={"prompt_token_ids": token_ids("given", 300)}),
     chat("two answers", [user(prose("two answers"))], n=2, temperature=1),
     chat("salt", [user(prose("salted"))], cache_salt="pepper"),
     chat("log probabilities", [user(prose("logprobs"))], logprobs=True, top_logprobs=2),

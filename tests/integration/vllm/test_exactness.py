@@ -61,13 +61,10 @@ def test_a_warm_prompt_goes_to_the_replica_that_holds_it(
         assert wire.cached_tokens(answer.json()) > 2000
 
 
-def test_predicted_and_reported_tokens_agree_in_the_metrics(router: Router) -> None:
-    totals = dict.fromkeys(("predicted", "reported"), 0.0)
-    for line in wire.get(f"{router.url}/metrics").body.decode().splitlines():
-        for kind in totals:
-            if line.startswith(f"warmfront_{kind}_cached_tokens_total{{"):
-                totals[kind] += float(line.rsplit(" ", 1)[1])
-    assert totals["predicted"] == totals["reported"] > 0
+def test_the_router_says_itself_that_its_predictions_are_exact(router: Router) -> None:
+    for accuracy in router.accuracy():
+        assert accuracy["answers"] == accuracy["exact_matches"] > 0
+        assert not accuracy["mismatch"]
 
 
 def test_models_of_the_fleet_are_listed_once(router: Router) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
@@ -19,7 +20,8 @@ from .shapes import CHAT, COMPLETIONS, prose, token_ids, user
 PROMPTS = 10
 PROMPT_TOKENS = 9 * BLOCK_SIZE + 20
 """Ten such prompts need 90 blocks or more, the engine has 39."""
-ROUNDS = 3
+SHARED_TOKENS = 4 * BLOCK_SIZE
+VISITS, VISITS_A_ROUND = 40, 10
 RECOVERY_TIMEOUT_S = 60.0
 
 
@@ -30,10 +32,9 @@ def mirror(small_engine: Engine) -> Mirror:
 
 @pytest.fixture(scope="module")
 def prompts() -> list[list[int]]:
-    """Pairs of prompts share their first four blocks."""
-    shared = 4 * BLOCK_SIZE
+    """Pairs of prompts begin alike."""
     return [
-        token_ids(f"head {number // 2}", shared) + token_ids(f"tail {number}", PROMPT_TOKENS - shared)
+        token_ids(f"head {number // 2}", SHARED_TOKENS) + token_ids(f"tail {number}", PROMPT_TOKENS - SHARED_TOKENS)
         for number in range(PROMPTS)
     ]
 
@@ -63,14 +64,15 @@ def test_predictions_stay_right_while_the_engine_evicts(
     small_router: Router, mirror: Mirror, prompts: list[list[int]]
 ) -> None:
     reported = []
-    for _ in range(ROUNDS):
-        for tokens in prompts:
+    order = random.Random(7).choices(prompts, k=VISITS)
+    for start in range(0, VISITS, VISITS_A_ROUND):
+        for tokens in order[start : start + VISITS_A_ROUND]:
             predicted, cached = visit(small_router, mirror, tokens)
             assert predicted == cached
             reported.append(cached)
         index_equals_engine(small_router, mirror, prompts)
-    assert 0 in reported[PROMPTS:], "nothing was evicted: the test proves nothing"
-    assert any(reported), "nothing was ever found: the test proves nothing"
+    depths = set(reported[VISITS // 2 :])
+    assert {0, SHARED_TOKENS} < depths, f"too few kinds of hits to prove anything: {depths}"
 
 
 def test_a_killed_engine_ends_its_stream_with_an_error_and_is_forgotten(
@@ -83,24 +85,22 @@ def test_a_killed_engine_ends_its_stream_with_an_error_and_is_forgotten(
     assert "error" in json.loads(events[-1].removeprefix(b"data: "))
 
     wait_for(lambda: not small_router.is_healthy(), "not ready without its only engine", timeout_s=RECOVERY_TIMEOUT_S)
-    refused = wire.post(small_router.url + "/v1/embeddings", {"model": MODEL, "input": "a"})
-    assert refused.status in {502, 503}
-
     small_engine.start()
     small_engine.wait()
     mirror.forget()
     wait_for(small_router.is_healthy, "ready with the engine back", timeout_s=RECOVERY_TIMEOUT_S)
-    for tokens in prompts[:3]:
-        assert visit(small_router, mirror, tokens)[0] == mirror_before(tokens, prompts)
+    wait_for(lambda: knows_nothing(small_router, mirror, prompts), "an empty index", timeout_s=RECOVERY_TIMEOUT_S)
+    for number, tokens in enumerate(prompts[:3]):
+        found = SHARED_TOKENS if number % 2 else 0
+        assert visit(small_router, mirror, tokens) == (found, found)
     for tokens in prompts[:3]:
         predicted, cached = visit(small_router, mirror, tokens)
         assert predicted == cached > 0
     index_equals_engine(small_router, mirror, prompts)
 
 
-def mirror_before(tokens: list[int], prompts: list[list[int]]) -> int:
-    """What an empty engine holds of a prompt when those before it in the list were sent once."""
-    return 4 * BLOCK_SIZE if prompts.index(tokens) % 2 else 0
+def knows_nothing(router: Router, mirror: Mirror, prompts: list[list[int]]) -> bool:
+    return all(wire.at(router.explain(COMPLETIONS, completion(tokens)), mirror.url, -1) == 0 for tokens in prompts)
 
 
 def events_of_a_stream_whose_engine_dies(engine: Engine, router: Router) -> Iterator[bytes]:

@@ -12,18 +12,8 @@ use warmfront_bench::client::{self, Plan, Requests, Tally, percentile_ms};
 use warmfront_bench::flags::Flags;
 use warmfront_bench::text::ChatBodies;
 
-const FLAGS: &[&str] = &[
-    "target",
-    "bytes",
-    "shared",
-    "connections",
-    "warmup-s",
-    "window-s",
-    "pid",
-    "model",
-    "max-tokens",
-    "seed",
-];
+const FLAGS: &[&str] =
+    &["target", "bytes", "shared", "connections", "warmup-s", "window-s", "pid", "model", "max-tokens", "seed"];
 
 struct Chat {
     host: String,
@@ -61,13 +51,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         false,
         flags.get("seed", 1)?,
     );
-    let tally = client::drive(
-        &plan,
-        &mut Chat {
-            host: target.to_string(),
-            bodies,
-        },
-    )?;
+    let tally = client::drive(&plan, &mut Chat { host: target.to_string(), bodies })?;
     println!("{}", report(tally));
     Ok(())
 }

@@ -13,16 +13,7 @@ use warmfront_bench::client::{self, Plan, Requests, Tally, percentile_ms};
 use warmfront_bench::flags::Flags;
 use warmfront_bench::text::ChatBodies;
 
-const FLAGS: &[&str] = &[
-    "target",
-    "connections",
-    "warmup-s",
-    "window-s",
-    "pid",
-    "model",
-    "reads",
-    "seed",
-];
+const FLAGS: &[&str] = &["target", "connections", "warmup-s", "window-s", "pid", "model", "reads", "seed"];
 const BODY_BYTES: usize = 512;
 const SHARED: f64 = 0.5;
 const MAX_TOKENS: u32 = 200;
@@ -58,21 +49,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     };
     let idle = warmfront_bench::process::usage(&plan.pids);
     let model: String = flags.get("model", "m".to_owned())?;
-    let bodies = ChatBodies::new(
-        &model,
-        BODY_BYTES,
-        SHARED,
-        MAX_TOKENS,
-        true,
-        flags.get("seed", 1)?,
-    );
-    let tally = client::drive(
-        &plan,
-        &mut Streams {
-            host: target.to_string(),
-            bodies,
-        },
-    )?;
+    let bodies = ChatBodies::new(&model, BODY_BYTES, SHARED, MAX_TOKENS, true, flags.get("seed", 1)?);
+    let tally = client::drive(&plan, &mut Streams { host: target.to_string(), bodies })?;
     println!("{}", report(tally, idle.resident_bytes, plan.connections));
     Ok(())
 }

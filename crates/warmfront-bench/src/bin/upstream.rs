@@ -21,15 +21,7 @@ mod answers;
 
 use answers::Answers;
 
-const FLAGS: &[&str] = &[
-    "ports",
-    "first-port",
-    "stream",
-    "pace-ms",
-    "events",
-    "model",
-    "render",
-];
+const FLAGS: &[&str] = &["ports", "first-port", "stream", "pace-ms", "events", "model", "render"];
 const READ_BYTES: usize = 256 * 1024;
 const EVENTS_MAX: usize = 1024;
 /// Events written to one stream before the next one has its turn.
@@ -67,10 +59,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         listeners: Vec::new(),
         connections: Vec::new(),
         free: Vec::new(),
-        answers: Answers::new(
-            &flags.get("model", "m".to_owned())?,
-            flags.get("render", false)?,
-        ),
+        answers: Answers::new(&flags.get("model", "m".to_owned())?, flags.get("render", false)?),
         events: flags.get("events", 200)?,
         streams: flags.get("stream", false)?,
         pace: (pace_ms > 0).then(|| Duration::from_millis(pace_ms)),
@@ -86,27 +75,17 @@ impl Upstream {
         for offset in 0..count {
             let port = if first == 0 { 0 } else { first + offset };
             let mut listener = TcpListener::bind(SocketAddr::from(([127, 0, 0, 1], port)))?;
-            self.poll.registry().register(
-                &mut listener,
-                Token(usize::from(offset)),
-                Interest::READABLE,
-            )?;
+            self.poll.registry().register(&mut listener, Token(usize::from(offset)), Interest::READABLE)?;
             self.listeners.push(listener);
         }
-        self.listeners
-            .iter()
-            .map(|listener| listener.local_addr().map(|address| address.port()))
-            .collect()
+        self.listeners.iter().map(|listener| listener.local_addr().map(|address| address.port())).collect()
     }
 
     fn run(&mut self) -> io::Result<()> {
         let mut events = Events::with_capacity(EVENTS_MAX);
         let mut buffer = vec![0; READ_BYTES];
         loop {
-            let wait = self
-                .due
-                .front()
-                .map(|(due, _)| due.saturating_duration_since(Instant::now()));
+            let wait = self.due.front().map(|(due, _)| due.saturating_duration_since(Instant::now()));
             match self.poll.poll(&mut events, wait) {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
                 other => other?,
@@ -132,11 +111,7 @@ impl Upstream {
             socket.set_nodelay(true)?;
             let slot = self.free.pop().unwrap_or(self.connections.len());
             let token = Token(self.listeners.len() + slot);
-            self.poll.registry().register(
-                &mut socket,
-                token,
-                Interest::READABLE | Interest::WRITABLE,
-            )?;
+            self.poll.registry().register(&mut socket, token, Interest::READABLE | Interest::WRITABLE)?;
             let connection = Connection {
                 socket,
                 reader: Reader::new(Side::Request),
@@ -162,10 +137,7 @@ impl Upstream {
 
     /// Drops a connection. Its place is free at once unless the queue still names it.
     fn close(&mut self, slot: usize) {
-        if self.connections[slot]
-            .take()
-            .is_some_and(|connection| !connection.queued)
-        {
+        if self.connections[slot].take().is_some_and(|connection| !connection.queued) {
             self.free.push(slot);
         }
     }
@@ -187,10 +159,7 @@ impl Upstream {
                 self.answer(slot);
             }
         }
-        if self.connections[slot]
-            .as_ref()
-            .is_some_and(Connection::may_write_event)
-        {
+        if self.connections[slot].as_ref().is_some_and(Connection::may_write_event) {
             self.enqueue(slot, Instant::now());
         }
         Ok(())
@@ -200,16 +169,12 @@ impl Upstream {
         let Some(connection) = self.connections[slot].as_mut() else {
             return;
         };
-        let is_chat = matches!(
-            connection.path.as_str(),
-            "/v1/chat/completions" | "/v1/completions" | "/generate"
-        );
+        let is_chat = matches!(connection.path.as_str(), "/v1/chat/completions" | "/v1/completions" | "/generate");
         if is_chat && self.streams {
             connection.out.extend_from_slice(answers::STREAM_HEAD);
             connection.events_left = self.events;
         } else {
-            self.answers
-                .append(&connection.path, connection.body_bytes, &mut connection.out);
+            self.answers.append(&connection.path, connection.body_bytes, &mut connection.out);
         }
         if is_chat && self.streams && self.pace.is_some() {
             self.enqueue(slot, Instant::now());
@@ -217,10 +182,7 @@ impl Upstream {
     }
 
     fn enqueue(&mut self, slot: usize, at: Instant) {
-        let Some(connection) = self.connections[slot]
-            .as_mut()
-            .filter(|connection| !connection.queued)
-        else {
+        let Some(connection) = self.connections[slot].as_mut().filter(|connection| !connection.queued) else {
             return;
         };
         connection.queued = true;
@@ -244,11 +206,7 @@ impl Upstream {
             let burst = if self.pace.is_some() { 1 } else { BURST };
             match connection.write_events(burst, &self.answers) {
                 Err(_) => self.close(slot),
-                Ok(())
-                    if self.connections[slot]
-                        .as_ref()
-                        .is_some_and(Connection::may_write_event) =>
-                {
+                Ok(()) if self.connections[slot].as_ref().is_some_and(Connection::may_write_event) => {
                     self.enqueue(slot, due);
                 }
                 Ok(()) => {}

@@ -4,8 +4,7 @@ use std::collections::HashMap;
 use std::fmt::Write as _;
 
 /// Head of a streamed answer; every event after it is a chunk of its own.
-pub const STREAM_HEAD: &[u8] =
-    b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\n\
+pub const STREAM_HEAD: &[u8] = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\n\
     cache-control: no-cache\r\ntransfer-encoding: chunked\r\n\r\n";
 /// Last event and last chunk of a stream.
 pub const STREAM_END: &[u8] = b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n";
@@ -37,16 +36,8 @@ impl Answers {
             chat: json(&chat(model)),
             event: format!("{:x}\r\n{event}\r\n", event.len()).into_bytes(),
             fixed: fixed(model),
-            not_found: answer(
-                "404 Not Found",
-                "application/json",
-                r#"{"detail":"Not Found"}"#,
-            ),
-            forbidden: answer(
-                "403 Forbidden",
-                "application/json",
-                r#"{"error":"Forbidden"}"#,
-            ),
+            not_found: answer("404 Not Found", "application/json", r#"{"detail":"Not Found"}"#),
+            forbidden: answer("403 Forbidden", "application/json", r#"{"error":"Forbidden"}"#),
             renders,
             rendered: HashMap::new(),
             model: model.to_owned(),
@@ -76,9 +67,7 @@ impl Answers {
             self.rendered.clear();
         }
         let model = &self.model;
-        self.rendered
-            .entry(tokens)
-            .or_insert_with(|| json(&render(model, tokens)))
+        self.rendered.entry(tokens).or_insert_with(|| json(&render(model, tokens)))
     }
 }
 
@@ -121,10 +110,7 @@ fn fixed(model: &str) -> HashMap<&'static str, Vec<u8>> {
         ("/health", answer("200 OK", "text/plain", "")),
         ("/health_generate", answer("200 OK", "text/plain", "")),
         ("/ping", answer("200 OK", "text/plain", "")),
-        (
-            "/metrics",
-            answer("200 OK", "text/plain; version=0.0.4", &metrics(model)),
-        ),
+        ("/metrics", answer("200 OK", "text/plain; version=0.0.4", &metrics(model))),
     ])
 }
 
