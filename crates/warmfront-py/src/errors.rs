@@ -23,9 +23,6 @@ pub(crate) fn to_py(error: CoreError) -> PyErr {
 }
 
 /// Runs core work without the GIL and turns its error into ours.
-pub(crate) fn detached<T: Send>(
-    py: Python<'_>,
-    work: impl FnOnce() -> Result<T, CoreError> + Send,
-) -> PyResult<T> {
+pub(crate) fn detached<T: Send>(py: Python<'_>, work: impl FnOnce() -> Result<T, CoreError> + Send) -> PyResult<T> {
     py.detach(work).map_err(to_py)
 }
