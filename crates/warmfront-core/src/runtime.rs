@@ -384,10 +384,9 @@ async fn ask(shared: &Shared, question: Question) -> Reply {
         }
     }
     let reply = match shared.mailbox.ask(&question, request, payload) {
-        Ok(answer) => answer.await.map_or_else(
-            |_| failure(503, "the router is stopping"),
-            |answer| (answer.status, answer.body),
-        ),
+        Ok(answer) => {
+            answer.await.map_or_else(|_| failure(503, "the router is stopping"), |answer| (answer.status, answer.body))
+        }
         Err(full) => failure(503, &full.to_string()),
     };
     drop(entered);
