@@ -28,7 +28,7 @@ pub async fn keep_running(config: ControlConfig, meter: Arc<dyn Meter>, mut stop
         match start(program, arguments) {
             Ok(mut child) => tokio::select! {
                 status = child.wait() => tracing::error!(status = describe(status), "the control process has ended"),
-                _ = stopping.wait_for(|stopping| *stopping) => return end(child).await,
+                () = stopped(&mut stopping) => return end(child).await,
             },
             Err(error) => tracing::error!(program, "the control process cannot be started: {error}"),
         }
@@ -38,8 +38,15 @@ pub async fn keep_running(config: ControlConfig, meter: Arc<dyn Meter>, mut stop
         meter.add("warmfront_control_restarts_total", &[], 1);
         tokio::select! {
             () = tokio::time::sleep(pause.grow()) => {}
-            _ = stopping.wait_for(|stopping| *stopping) => {}
+            () = stopped(&mut stopping) => {}
         }
+    }
+}
+
+/// Ready when `stopping` is true, or when nobody is left to say so.
+async fn stopped(stopping: &mut watch::Receiver<bool>) {
+    if stopping.wait_for(|stopping| *stopping).await.is_err() {
+        tracing::debug!("nobody is left to stop the control process: stopping it");
     }
 }
 
