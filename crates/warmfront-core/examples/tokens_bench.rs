@@ -23,18 +23,13 @@ struct Words(u64);
 
 impl Words {
     fn next(&mut self) -> u64 {
-        self.0 = self
-            .0
-            .wrapping_mul(6_364_136_223_846_793_005)
-            .wrapping_add(1_442_695_040_888_963_407);
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         self.0 >> 33
     }
 
     fn text(&mut self, bytes: usize) -> String {
-        const SYLLABLES: [&str; 16] = [
-            "con", "ter", "ing", "pro", "the", "ate", "for", "an", "re", "ly", "ment", "is", "of",
-            "tion", "al", "we",
-        ];
+        const SYLLABLES: [&str; 16] =
+            ["con", "ter", "ing", "pro", "the", "ate", "for", "an", "re", "ly", "ment", "is", "of", "tion", "al", "we"];
         let mut text = String::with_capacity(bytes + 32);
         while text.len() < bytes {
             for _ in 0..=self.next() % 3 {
@@ -73,38 +68,23 @@ fn timed<T>(times: &mut Vec<f64>, work: impl FnOnce() -> T) -> T {
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut arguments = std::env::args().skip(1);
-    let path = arguments
-        .next()
-        .ok_or("usage: tokens_bench MODEL_DIRECTORY [TEMPLATE_FILE]")?;
+    let path = arguments.next().ok_or("usage: tokens_bench MODEL_DIRECTORY [TEMPLATE_FILE]")?;
     let default = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}".to_owned();
-    let options = TemplateOptions {
-        chat_template: Some(arguments.next().unwrap_or(default)),
-        ..TemplateOptions::default()
-    };
+    let options =
+        TemplateOptions { chat_template: Some(arguments.next().unwrap_or(default)), ..TemplateOptions::default() };
     let start = Instant::now();
     let tokenizer = Tokenizer::load(Path::new(&path), &options)?;
-    println!(
-        "loaded in {:.1} s, fast: {}",
-        start.elapsed().as_secs_f64(),
-        tokenizer.is_fast()
-    );
+    println!("loaded in {:.1} s, fast: {}", start.elapsed().as_secs_f64(), tokenizer.is_fast());
     let mut words = Words(7);
     for bytes in [1_000, 16_000, 400_000] {
         let shared = words.text((bytes as f64 * SHARED) as usize);
-        let (mut parsing, mut rendering, mut all, mut whole) =
-            (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        let (mut parsing, mut rendering, mut all, mut whole) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         for round in 0..ROUNDS {
-            let body = body(
-                &shared,
-                &words.text((bytes as f64 * (1.0 - SHARED)) as usize),
-            );
+            let body = body(&shared, &words.text((bytes as f64 * (1.0 - SHARED)) as usize));
             let parsed = timed(&mut parsing, || parse(Endpoint::Chat, &body))?;
-            let text = timed(&mut rendering, || tokenizer.render(Endpoint::Chat, &parsed))
+            let text = timed(&mut rendering, || tokenizer.render(Endpoint::Chat, &parsed)).map_err(|_| "fallback")?;
+            timed(&mut all, || parse(Endpoint::Chat, &body).map(|body| tokenizer.prompt(Endpoint::Chat, &body)))?
                 .map_err(|_| "fallback")?;
-            timed(&mut all, || {
-                parse(Endpoint::Chat, &body).map(|body| tokenizer.prompt(Endpoint::Chat, &body))
-            })?
-            .map_err(|_| "fallback")?;
             if round % 20 == 0 {
                 timed(&mut whole, || tokenizer.encode_whole(&text)).map_err(|_| "fallback")?;
             }

@@ -14,14 +14,9 @@ pub struct Clock {
 impl Clock {
     /// Starts at zero now.
     #[must_use]
-    #[allow(
-        clippy::disallowed_methods,
-        reason = "the one place that reads the clock"
-    )]
+    #[allow(clippy::disallowed_methods, reason = "the one place that reads the clock")]
     pub fn start() -> Self {
-        Self {
-            origin: Instant::now(),
-        }
+        Self { origin: Instant::now() }
     }
 
     /// Seconds since the start.
@@ -62,27 +57,14 @@ const MONTHS: [&str; 12] = [
     "November",
     "December",
 ];
-const WEEKDAYS: [&str; 7] = [
-    "Sunday",
-    "Monday",
-    "Tuesday",
-    "Wednesday",
-    "Thursday",
-    "Friday",
-    "Saturday",
-];
+const WEEKDAYS: [&str; 7] = ["Sunday", "Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday"];
 
 impl CivilTime {
     /// The wall clock's date in UTC, where engines in containers live. Only for text, never for measuring.
     #[must_use]
-    #[allow(
-        clippy::disallowed_methods,
-        reason = "the one place that reads the clock"
-    )]
+    #[allow(clippy::disallowed_methods, reason = "the one place that reads the clock")]
     pub fn now_utc() -> Self {
-        let since_epoch = std::time::SystemTime::now()
-            .duration_since(std::time::UNIX_EPOCH)
-            .unwrap_or_default();
+        let since_epoch = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
         Self::of_unix_s(since_epoch.as_secs() as i64)
     }
 
@@ -91,22 +73,14 @@ impl CivilTime {
     /// Source: Howard Hinnant, "chrono-compatible low-level date algorithms", `civil_from_days`.
     #[must_use]
     pub fn of_unix_s(seconds: i64) -> Self {
-        let (days, time) = (
-            seconds.div_euclid(86_400),
-            seconds.rem_euclid(86_400) as u32,
-        );
+        let (days, time) = (seconds.div_euclid(86_400), seconds.rem_euclid(86_400) as u32);
         let shifted = days + 719_468;
         let era = shifted.div_euclid(146_097);
         let day_of_era = shifted.rem_euclid(146_097);
-        let year_of_era =
-            (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+        let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
         let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
         let shifted_month = (5 * day_of_year + 2) / 153;
-        let month = if shifted_month < 10 {
-            shifted_month + 3
-        } else {
-            shifted_month - 9
-        } as u32;
+        let month = if shifted_month < 10 { shifted_month + 3 } else { shifted_month - 9 } as u32;
         let year = year_of_era + era * 400 + i64::from(month <= 2);
         let day = (day_of_year - (153 * shifted_month + 2) / 5 + 1) as u32;
         let is_leap = (year % 4 == 0 && year % 100 != 0) || year % 400 == 0;
@@ -134,10 +108,7 @@ impl CivilTime {
                 out.push(c);
                 continue;
             }
-            let (month, weekday) = (
-                MONTHS[self.month as usize - 1],
-                WEEKDAYS[self.weekday as usize],
-            );
+            let (month, weekday) = (MONTHS[self.month as usize - 1], WEEKDAYS[self.weekday as usize]);
             let written = match characters.next()? {
                 'Y' => write!(out, "{}", self.year),
                 'y' => write!(out, "{:02}", self.year.rem_euclid(100)),
@@ -156,11 +127,7 @@ impl CivilTime {
                 'S' => write!(out, "{:02}", self.second),
                 'p' => write!(out, "{}", if self.hour < 12 { "AM" } else { "PM" }),
                 'F' => write!(out, "{}-{:02}-{:02}", self.year, self.month, self.day),
-                'T' => write!(
-                    out,
-                    "{:02}:{:02}:{:02}",
-                    self.hour, self.minute, self.second
-                ),
+                'T' => write!(out, "{:02}:{:02}:{:02}", self.hour, self.minute, self.second),
                 '%' => write!(out, "%"),
                 _ => return None,
             };
@@ -178,14 +145,10 @@ mod tests {
     fn dates_are_those_of_the_calendar() {
         let time = CivilTime::of_unix_s(1_709_210_096);
         assert_eq!(
-            time.strftime("%A %a %d %b %B %Y %F %T %j %I%p %e %y %%")
-                .as_deref(),
+            time.strftime("%A %a %d %b %B %Y %F %T %j %I%p %e %y %%").as_deref(),
             Some("Thursday Thu 29 Feb February 2024 2024-02-29 12:34:56 060 12PM 29 24 %")
         );
-        assert_eq!(
-            CivilTime::of_unix_s(-1).strftime("%F %T").as_deref(),
-            Some("1969-12-31 23:59:59")
-        );
+        assert_eq!(CivilTime::of_unix_s(-1).strftime("%F %T").as_deref(), Some("1969-12-31 23:59:59"));
         assert_eq!(time.strftime("%Q"), None);
         assert_eq!(time.strftime("%"), None);
     }

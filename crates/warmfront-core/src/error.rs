@@ -17,8 +17,7 @@ const fn face(status: u16, kind: &'static str, code: &'static str) -> Face {
 }
 
 pub const INVALID_BODY: Face = face(400, "invalid_request_error", "invalid_body");
-pub const CONTEXT_LENGTH_EXCEEDED: Face =
-    face(400, "invalid_request_error", "context_length_exceeded");
+pub const CONTEXT_LENGTH_EXCEEDED: Face = face(400, "invalid_request_error", "context_length_exceeded");
 pub const INVALID_API_KEY: Face = face(401, "invalid_request_error", "invalid_api_key");
 pub const MODEL_NOT_FOUND: Face = face(404, "invalid_request_error", "model_not_found");
 pub const PATH_NOT_FOUND: Face = face(404, "invalid_request_error", "path_not_found");
@@ -60,11 +59,7 @@ impl Face {
     /// The face with this `code`, as a `Shed` command names it. Unknown codes are our own bug and show as internal.
     #[must_use]
     pub fn by_code(code: &str) -> Self {
-        FACES
-            .iter()
-            .copied()
-            .find(|face| face.code == code)
-            .unwrap_or(INTERNAL_ERROR)
+        FACES.iter().copied().find(|face| face.code == code).unwrap_or(INTERNAL_ERROR)
     }
 
     /// The OpenAI error body: `{"error": {"message", "type", "param", "code"}}`.
@@ -81,10 +76,7 @@ pub enum CoreError {
     #[error("configuration: {0}")]
     Config(String),
     #[error("cannot listen on {address}: {source}")]
-    Listen {
-        address: String,
-        source: std::io::Error,
-    },
+    Listen { address: String, source: std::io::Error },
     #[error("cannot read {path}: {reason}")]
     File { path: String, reason: String },
     #[error("command queue: {0}")]

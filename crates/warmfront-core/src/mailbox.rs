@@ -78,35 +78,14 @@ pub enum Event {
     /// `["arrived", request]`
     Arrived(RequestFacts),
     /// `["moved", id, time_s, slot]`: the choice before could not be reached, this one is tried now.
-    Moved {
-        id: RequestId,
-        time_s: f64,
-        slot: Slot,
-    },
+    Moved { id: RequestId, time_s: f64, slot: Slot },
     /// `["first_token", id, time_s, slot]`
-    FirstToken {
-        id: RequestId,
-        time_s: f64,
-        slot: Slot,
-    },
+    FirstToken { id: RequestId, time_s: f64, slot: Slot },
     /// `["finished", id, time_s, slot, status, usage, chunks]`: `chunks` counts the events of a stream after the first.
-    Finished {
-        id: RequestId,
-        time_s: f64,
-        slot: Slot,
-        status: u16,
-        usage: Option<Usage>,
-        chunks: u32,
-    },
+    Finished { id: RequestId, time_s: f64, slot: Slot, status: u16, usage: Option<Usage>, chunks: u32 },
     /// `["failed", id, time_s, error, tried, began]`: `tried` are the slots already tried; `began`: bytes reached the
     /// client or the engine may have started work, so the request cannot be tried again.
-    Failed {
-        id: RequestId,
-        time_s: f64,
-        error: String,
-        tried: Vec<Slot>,
-        began: bool,
-    },
+    Failed { id: RequestId, time_s: f64, error: String, tried: Vec<Slot>, began: bool },
     /// `["cancelled", id, time_s]`
     Cancelled { id: RequestId, time_s: f64 },
     /// `["fleet_changed", time_s, fleet]`: the state after it, see `fleet::FleetState`; already encoded.
@@ -115,23 +94,11 @@ pub enum Event {
     ConfigChanged { time_s: f64, config: Bytes },
     /// `["paced", time_s, pool, slots, gaps, gap_seconds]`: per replica with streams since the last one, the number of
     /// gaps between two tokens and their sum.
-    Paced {
-        time_s: f64,
-        pool: String,
-        slots: Vec<Slot>,
-        gaps: Vec<u32>,
-        gap_seconds: Vec<f64>,
-    },
+    Paced { time_s: f64, pool: String, slots: Vec<Slot>, gaps: Vec<u32>, gap_seconds: Vec<f64> },
     /// `["tick", time_s]`
     Tick { time_s: f64 },
     /// `["asked", id, time_s, question, request, payload]`: the admin API asks; answered by `Command::Answered`.
-    Asked {
-        id: RequestId,
-        time_s: f64,
-        question: String,
-        request: Option<RequestFacts>,
-        payload: Bytes,
-    },
+    Asked { id: RequestId, time_s: f64, question: String, request: Option<RequestFacts>, payload: Bytes },
     /// `["stopping", time_s, grace_s]`
     Stopping { time_s: f64, grace_s: f64 },
 }
@@ -149,21 +116,9 @@ pub struct Choice {
 #[derive(Clone, Debug, PartialEq)]
 pub enum Command {
     /// `["dispatch", id, choices, reason]`, best choice first.
-    Dispatch {
-        id: RequestId,
-        choices: Vec<Choice>,
-        reason: String,
-    },
+    Dispatch { id: RequestId, choices: Vec<Choice>, reason: String },
     /// `["shed", id, code, retry_after_s]`
-    Shed {
-        id: RequestId,
-        code: String,
-        retry_after_s: Option<f64>,
-    },
+    Shed { id: RequestId, code: String, retry_after_s: Option<f64> },
     /// `["answered", id, status, body]`: JSON for the admin API.
-    Answered {
-        id: RequestId,
-        status: u16,
-        body: Bytes,
-    },
+    Answered { id: RequestId, status: u16, body: Bytes },
 }

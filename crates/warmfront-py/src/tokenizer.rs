@@ -21,44 +21,31 @@ impl Tokenizer {
     #[pyo3(signature = (path, options = "{}"))]
     fn new(py: Python<'_>, path: &str, options: &str) -> PyResult<Self> {
         let options: TemplateOptions = serde_json::from_str(options).map_err(value_error)?;
-        let inner = py
-            .detach(|| CoreTokenizer::load(Path::new(path), &options))
-            .map_err(value_error)?;
+        let inner = py.detach(|| CoreTokenizer::load(Path::new(path), &options)).map_err(value_error)?;
         Ok(Self { inner })
     }
 
     /// Token ids of each prompt in a body sent to `path`. Raises `ValueError` with the reason of a fallback.
     fn prompt(&self, py: Python<'_>, path: &str, body: Vec<u8>) -> PyResult<Vec<Vec<u32>>> {
         let (endpoint, body) = read(path, body)?;
-        py.detach(|| self.inner.prompt(endpoint, &body))
-            .map(|prompts| prompts.ids)
-            .map_err(reason)
+        py.detach(|| self.inner.prompt(endpoint, &body)).map(|prompts| prompts.ids).map_err(reason)
     }
 
     /// The text that the template makes of a body sent to `path`. Raises like `prompt`.
     fn render(&self, py: Python<'_>, path: &str, body: Vec<u8>) -> PyResult<String> {
         let (endpoint, body) = read(path, body)?;
-        py.detach(|| self.inner.render(endpoint, &body))
-            .map_err(reason)
+        py.detach(|| self.inner.render(endpoint, &body)).map_err(reason)
     }
 
     /// Ids of a text: cut and cached if `cut`, in one piece otherwise.
     #[pyo3(signature = (text, *, cut = true))]
     fn encode(&self, py: Python<'_>, text: &str, cut: bool) -> PyResult<Vec<u32>> {
-        py.detach(|| {
-            if cut {
-                self.inner.encode(text, false)
-            } else {
-                self.inner.encode_whole(text)
-            }
-        })
-        .map_err(reason)
+        py.detach(|| if cut { self.inner.encode(text, false) } else { self.inner.encode_whole(text) }).map_err(reason)
     }
 
     /// Ids that the engine's `/tokenize` gives for a JSON list of messages.
     fn tokenize(&self, py: Python<'_>, messages: &str) -> PyResult<Vec<u32>> {
-        py.detach(|| self.inner.tokenize_like_engine_endpoint(messages))
-            .map_err(reason)
+        py.detach(|| self.inner.tokenize_like_engine_endpoint(messages)).map_err(reason)
     }
 }
 

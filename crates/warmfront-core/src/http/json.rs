@@ -49,10 +49,7 @@ impl Json {
     #[must_use]
     pub fn get(&self, key: &str) -> Option<&Json> {
         match self {
-            Self::Map(pairs) => pairs
-                .iter()
-                .find(|(name, _)| &**name == key)
-                .map(|(_, value)| value),
+            Self::Map(pairs) => pairs.iter().find(|(name, _)| &**name == key).map(|(_, value)| value),
             _ => None,
         }
     }
@@ -103,12 +100,7 @@ impl Json {
 
     /// An object of these pairs, in this order.
     pub fn map<const N: usize>(pairs: [(&str, Json); N]) -> Self {
-        Self::Map(
-            pairs
-                .into_iter()
-                .map(|(key, value)| (Arc::from(key), value))
-                .collect(),
-        )
+        Self::Map(pairs.into_iter().map(|(key, value)| (Arc::from(key), value)).collect())
     }
 
     pub fn text(text: &str) -> Self {
@@ -153,12 +145,7 @@ struct Reader<'a> {
 impl<'a> Reader<'a> {
     fn new(text: &'a str) -> Self {
         let text = text.strip_prefix('\u{feff}').unwrap_or(text);
-        Self {
-            text,
-            bytes: text.as_bytes(),
-            at: 0,
-            flaw: None,
-        }
+        Self { text, bytes: text.as_bytes(), at: 0, flaw: None }
     }
 
     fn fail<T>(&self) -> Result<T, Malformed> {
@@ -189,11 +176,7 @@ impl<'a> Reader<'a> {
 
     fn end(&mut self) -> Result<(), Malformed> {
         self.space();
-        if self.at == self.bytes.len() {
-            Ok(())
-        } else {
-            self.fail()
-        }
+        if self.at == self.bytes.len() { Ok(()) } else { self.fail() }
     }
 
     fn value(&mut self, depth: usize) -> Result<Json, Malformed> {
@@ -295,19 +278,14 @@ impl<'a> Reader<'a> {
             return self.fail();
         }
         let mut is_float = false;
-        if self.peek() == Some(b'.') && self.bytes.get(self.at + 1).is_some_and(u8::is_ascii_digit)
-        {
+        if self.peek() == Some(b'.') && self.bytes.get(self.at + 1).is_some_and(u8::is_ascii_digit) {
             is_float = true;
             self.at += 1;
             self.digits();
         }
         if matches!(self.peek(), Some(b'e' | b'E')) {
             let sign = usize::from(matches!(self.bytes.get(self.at + 1), Some(b'+' | b'-')));
-            if self
-                .bytes
-                .get(self.at + 1 + sign)
-                .is_some_and(u8::is_ascii_digit)
-            {
+            if self.bytes.get(self.at + 1 + sign).is_some_and(u8::is_ascii_digit) {
                 is_float = true;
                 self.at += 1 + sign;
                 self.digits();
@@ -358,9 +336,7 @@ impl<'a> Reader<'a> {
             from = self.at;
             // Escapes cluster (`\n\n`, `\"`), and between two of them there are few bytes: look near first.
             let near = self.bytes.len().min(from + 16);
-            let found = self.bytes[from..near]
-                .iter()
-                .position(|byte| matches!(byte, b'"' | b'\\'));
+            let found = self.bytes[from..near].iter().position(|byte| matches!(byte, b'"' | b'\\'));
             let found = match found {
                 Some(found) => found,
                 None => match memchr::memchr2(b'"', b'\\', &self.bytes[near..]) {
@@ -375,9 +351,7 @@ impl<'a> Reader<'a> {
     /// Upper bound of a string's length: the next quote that no backslash precedes.
     fn estimate(&self, start: usize) -> usize {
         let rest = &self.bytes[start..];
-        memchr::memchr_iter(b'"', rest)
-            .find(|&at| at == 0 || rest[at - 1] != b'\\')
-            .unwrap_or(0)
+        memchr::memchr_iter(b'"', rest).find(|&at| at == 0 || rest[at - 1] != b'\\').unwrap_or(0)
     }
 
     fn escape(&mut self, out: &mut String) -> Result<(), Malformed> {
@@ -504,12 +478,7 @@ impl Pairs {
             return self.pairs.iter().position(|(name, _)| &**name == key);
         }
         if self.index.is_empty() {
-            self.index = self
-                .pairs
-                .iter()
-                .enumerate()
-                .map(|(slot, (name, _))| (Arc::clone(name), slot))
-                .collect();
+            self.index = self.pairs.iter().enumerate().map(|(slot, (name, _))| (Arc::clone(name), slot)).collect();
         }
         self.index.get(key).copied()
     }
@@ -526,33 +495,21 @@ mod tests {
     #[test]
     fn reads_what_python_reads_and_the_standard_does_not() {
         assert!(matches!(value("NaN"), Json::Float(number) if number.is_nan()));
-        assert_eq!(
-            value("[-Infinity, Infinity]").as_list().map(<[Json]>::len),
-            Some(2)
-        );
-        assert_eq!(
-            value(r#"{"a":1,"b":2,"a":3}"#),
-            Json::map([("a", Json::Int(3)), ("b", Json::Int(2))])
-        );
+        assert_eq!(value("[-Infinity, Infinity]").as_list().map(<[Json]>::len), Some(2));
+        assert_eq!(value(r#"{"a":1,"b":2,"a":3}"#), Json::map([("a", Json::Int(3)), ("b", Json::Int(2))]));
         assert_eq!(value("\u{feff} 1 "), Json::Int(1));
         assert_eq!(value("\"a\tb\""), Json::text("a\tb"));
     }
 
     #[test]
     fn escapes_become_characters() {
-        assert_eq!(
-            value(r#""a\n\u00fc\ud83d\ude00\"\\\/""#),
-            Json::text("a\nü😀\"\\/")
-        );
+        assert_eq!(value(r#""a\n\u00fc\ud83d\ude00\"\\\/""#), Json::text("a\nü😀\"\\/"));
     }
 
     #[test]
     fn lone_surrogates_and_depth_and_huge_integers_are_flaws_and_not_errors() {
         assert_eq!(parse(r#""\ud800""#).expect("json").1, Some(Flaw::Surrogate));
-        assert_eq!(
-            parse(r#""\ud800\u0041""#).expect("json"),
-            (Json::text("\u{fffd}A"), Some(Flaw::Surrogate))
-        );
+        assert_eq!(parse(r#""\ud800\u0041""#).expect("json"), (Json::text("\u{fffd}A"), Some(Flaw::Surrogate)));
         let deep = "[".repeat(5000) + &"]".repeat(5000);
         assert_eq!(parse(&deep).expect("json").1, Some(Flaw::Depth));
         assert_eq!(parse(&"9".repeat(60)).expect("json").1, Some(Flaw::Number));
@@ -560,22 +517,15 @@ mod tests {
 
     #[test]
     fn what_python_refuses_is_malformed() {
-        for text in [
-            "", " ", "{", "[1,]", "{\"a\"}", "01", "1 2", "'a'", "{a:1}", "\"\\x\"", "nul", "-",
-            "\"abc",
-        ] {
+        for text in ["", " ", "{", "[1,]", "{\"a\"}", "01", "1 2", "'a'", "{a:1}", "\"\\x\"", "nul", "-", "\"abc"] {
             assert!(parse(text).is_err(), "{text}");
         }
     }
 
     #[test]
     fn repeated_keys_of_a_large_object_fold_too() {
-        let many: Vec<String> = (0..200)
-            .map(|key| format!("\"k{}\":{key}", key % 60))
-            .collect();
-        let Json::Map(pairs) = value(&format!("{{{}}}", many.join(","))) else {
-            unreachable!("an object")
-        };
+        let many: Vec<String> = (0..200).map(|key| format!("\"k{}\":{key}", key % 60)).collect();
+        let Json::Map(pairs) = value(&format!("{{{}}}", many.join(","))) else { unreachable!("an object") };
         assert_eq!(pairs.len(), 60);
         assert_eq!(pairs[3], (Arc::from("k3"), Json::Int(183)));
     }
@@ -584,10 +534,7 @@ mod tests {
     fn unwanted_fields_are_stepped_over() {
         let text = r#"{"x":{"y":["}",1,{"z":"\"]"}]},"model":"m","q":-1.5e3 ,"model":"n"}"#;
         let (fields, flaw) = parse_fields(text, |key| key == "model").expect("object");
-        assert_eq!(
-            (fields, flaw),
-            (vec![(Arc::from("model"), Json::text("n"))], None)
-        );
+        assert_eq!((fields, flaw), (vec![(Arc::from("model"), Json::text("n"))], None));
     }
 
     proptest::proptest! {

@@ -40,15 +40,7 @@ impl Endpoint {
     fn wants(self, field: &str) -> bool {
         let common = matches!(
             field,
-            "model"
-                | "stream"
-                | "n"
-                | "priority"
-                | "cache_salt"
-                | "user"
-                | "session_id"
-                | "metadata"
-                | "vllm_xargs"
+            "model" | "stream" | "n" | "priority" | "cache_salt" | "user" | "session_id" | "metadata" | "vllm_xargs"
         );
         common
             || match self {
@@ -173,11 +165,7 @@ pub fn parse(endpoint: Endpoint, body: &Bytes) -> Result<ParsedBody, ParseError>
     let fields = Json::Map(fields);
     let flaw = encoding_flaw.or(flaw.map(|_| Fallback::UnreadableText));
     Ok(ParsedBody {
-        model: fields
-            .get("model")
-            .and_then(Json::as_str)
-            .filter(|name| !name.is_empty())
-            .cloned(),
+        model: fields.get("model").and_then(Json::as_str).filter(|name| !name.is_empty()).cloned(),
         stream: fields.get("stream").is_some_and(Json::is_truthy),
         include_usage: fields
             .get("stream_options")
@@ -187,10 +175,7 @@ pub fn parse(endpoint: Endpoint, body: &Bytes) -> Result<ParsedBody, ParseError>
         output_tokens_max: ["max_completion_tokens", "max_tokens", "max_output_tokens"]
             .into_iter()
             .find_map(|field| count(&fields, field)),
-        priority: fields
-            .get("priority")
-            .and_then(Json::as_int)
-            .and_then(|value| i64::try_from(value).ok()),
+        priority: fields.get("priority").and_then(Json::as_int).and_then(|value| i64::try_from(value).ok()),
         cache_salt: fields.get("cache_salt").and_then(Json::as_str).cloned(),
         session: session(&fields),
         turns: turns(endpoint, &fields),
@@ -207,12 +192,8 @@ fn decode(body: &Bytes) -> (Cow<'_, str>, Option<Fallback>) {
         return (Cow::Borrowed(text), None);
     }
     let wide = |read: fn([u8; 2]) -> u16, skip: usize| {
-        let units = body[skip..]
-            .chunks_exact(2)
-            .map(|pair| read([pair[0], pair[1]]));
-        char::decode_utf16(units)
-            .map(|unit| unit.unwrap_or(char::REPLACEMENT_CHARACTER))
-            .collect::<String>()
+        let units = body[skip..].chunks_exact(2).map(|pair| read([pair[0], pair[1]]));
+        char::decode_utf16(units).map(|unit| unit.unwrap_or(char::REPLACEMENT_CHARACTER)).collect::<String>()
     };
     let text = match body.get(..2) {
         Some([0xff, 0xfe]) => wide(u16::from_le_bytes, 2),
@@ -225,28 +206,17 @@ fn decode(body: &Bytes) -> (Cow<'_, str>, Option<Fallback>) {
 }
 
 fn count(fields: &Json, field: &str) -> Option<u32> {
-    fields
-        .get(field)
-        .and_then(Json::as_int)
-        .map(|value| value.clamp(0, u32::MAX.into()) as u32)
+    fields.get(field).and_then(Json::as_int).map(|value| value.clamp(0, u32::MAX.into()) as u32)
 }
 
 /// The most specific key first: a conversation, then a cache key, then a user.
 fn session(fields: &Json) -> Option<Session> {
-    let nested = |outer: &str, inner: &str| {
-        fields
-            .get(outer)
-            .and_then(|value| value.get(inner))
-            .cloned()
-    };
+    let nested = |outer: &str, inner: &str| fields.get(outer).and_then(|value| value.get(inner)).cloned();
     let candidates = [
         ("session_id", fields.get("session_id").cloned()),
         ("vllm_xargs.session_id", nested("vllm_xargs", "session_id")),
         ("prompt_cache_key", fields.get("prompt_cache_key").cloned()),
-        (
-            "previous_response_id",
-            fields.get("previous_response_id").cloned(),
-        ),
+        ("previous_response_id", fields.get("previous_response_id").cloned()),
         ("metadata.user_id", nested("metadata", "user_id")),
         ("user", fields.get("user").cloned()),
     ];
@@ -257,19 +227,11 @@ fn session(fields: &Json) -> Option<Session> {
 }
 
 fn turns(endpoint: Endpoint, fields: &Json) -> u32 {
-    let list = if endpoint == Endpoint::Responses {
-        "input"
-    } else {
-        "messages"
-    };
+    let list = if endpoint == Endpoint::Responses { "input" } else { "messages" };
     let Some(items) = fields.get(list).and_then(Json::as_list) else {
         return 0;
     };
-    let is_answer = |item: &&Json| {
-        item.get("role")
-            .and_then(Json::as_str)
-            .is_some_and(|role| &**role == "assistant")
-    };
+    let is_answer = |item: &&Json| item.get("role").and_then(Json::as_str).is_some_and(|role| &**role == "assistant");
     items.iter().filter(is_answer).count() as u32
 }
 
@@ -298,73 +260,34 @@ mod tests {
                "max_completion_tokens":7,"priority":-2,"cache_salt":"s","user":"u","prompt_cache_key":"k",
                "messages":[{"role":"user"},{"role":"assistant"},{"role":"oddball"}]}"#,
         );
-        assert_eq!(
-            (
-                body.model.as_deref(),
-                body.stream,
-                body.include_usage,
-                body.n
-            ),
-            (Some("m"), true, true, 3)
-        );
-        assert_eq!(
-            (body.output_tokens_max, body.priority, body.turns),
-            (Some(7), Some(-2), 1)
-        );
-        assert_eq!(
-            body.session,
-            Some(Session {
-                field: "prompt_cache_key",
-                key: "k".into()
-            })
-        );
+        assert_eq!((body.model.as_deref(), body.stream, body.include_usage, body.n), (Some("m"), true, true, 3));
+        assert_eq!((body.output_tokens_max, body.priority, body.turns), (Some(7), Some(-2), 1));
+        assert_eq!(body.session, Some(Session { field: "prompt_cache_key", key: "k".into() }));
         assert_eq!(body.cache_salt.as_deref(), Some("s"));
     }
 
     #[test]
     fn absent_and_odd_values_are_left_to_the_engine() {
-        let body = read(
-            Endpoint::Chat,
-            r#"{"model":7,"n":"many","stream":null,"messages":"no","temperature":NaN}"#,
-        );
-        assert_eq!(
-            (body.model.as_deref(), body.n, body.stream, body.turns),
-            (None, 1, false, 0)
-        );
+        let body = read(Endpoint::Chat, r#"{"model":7,"n":"many","stream":null,"messages":"no","temperature":NaN}"#);
+        assert_eq!((body.model.as_deref(), body.n, body.stream, body.turns), (None, 1, false, 0));
         assert_eq!(body.flaw, None);
     }
 
     #[test]
     fn what_is_no_object_is_refused() {
         for body in ["", "[]", "null", "{\"a\":1", "{} x", "model=m"] {
-            assert!(
-                parse(Endpoint::Chat, &Bytes::copy_from_slice(body.as_bytes())).is_err(),
-                "{body}"
-            );
+            assert!(parse(Endpoint::Chat, &Bytes::copy_from_slice(body.as_bytes())).is_err(), "{body}");
         }
     }
 
     #[test]
     fn text_that_tokens_cannot_be_made_of_is_a_flaw_and_no_error() {
-        let surrogate = read(
-            Endpoint::Chat,
-            r#"{"model":"m","messages":[{"role":"user","content":"\ud800"}]}"#,
-        );
-        assert_eq!(
-            (surrogate.model.as_deref(), surrogate.flaw),
-            (Some("m"), Some(Fallback::UnreadableText))
-        );
+        let surrogate = read(Endpoint::Chat, r#"{"model":"m","messages":[{"role":"user","content":"\ud800"}]}"#);
+        assert_eq!((surrogate.model.as_deref(), surrogate.flaw), (Some("m"), Some(Fallback::UnreadableText)));
         let wide: Vec<u8> = r#"{"model":"m"}"#.encode_utf16().flat_map(u16::to_le_bytes).collect();
         let wide = parse(Endpoint::Chat, &Bytes::from(wide)).expect("UTF-16");
-        assert_eq!(
-            (wide.model.as_deref(), wide.flaw),
-            (Some("m"), Some(Fallback::UnreadableText))
-        );
-        let broken = parse(
-            Endpoint::Chat,
-            &Bytes::from_static(b"{\"model\":\"m\xff\"}"),
-        )
-        .expect("lossy");
+        assert_eq!((wide.model.as_deref(), wide.flaw), (Some("m"), Some(Fallback::UnreadableText)));
+        let broken = parse(Endpoint::Chat, &Bytes::from_static(b"{\"model\":\"m\xff\"}")).expect("lossy");
         assert_eq!(broken.flaw, Some(Fallback::UnreadableText));
     }
 

@@ -98,8 +98,7 @@ impl SegmentCache {
             return false;
         }
         self.hits.fetch_add(1, Ordering::Relaxed);
-        self.hit_bytes
-            .fetch_add(text_bytes as u64, Ordering::Relaxed);
+        self.hit_bytes.fetch_add(text_bytes as u64, Ordering::Relaxed);
         true
     }
 
@@ -164,10 +163,7 @@ mod tests {
         cache.remember(7, &[1, 2, 3]);
         assert_eq!(get(&cache, 7), Some(vec![1, 2, 3]));
         let stats = cache.stats();
-        assert_eq!(
-            (stats.hits, stats.misses, stats.hit_bytes, stats.bytes),
-            (1, 1, 4, 12 + ENTRY_BYTES)
-        );
+        assert_eq!((stats.hits, stats.misses, stats.hit_bytes, stats.bytes), (1, 1, 4, 12 + ENTRY_BYTES));
     }
 
     #[test]

@@ -50,14 +50,8 @@ impl Cutter {
     pub(super) fn of(tokenizer: &Value) -> Self {
         let is_safe = is_byte_level_bpe(tokenizer)
             && has_harmless_normalizer(&tokenizer["normalizer"])
-            && tokenizer["added_tokens"]
-                .as_array()
-                .is_none_or(|tokens| tokens.iter().all(is_harmless_added_token));
-        if is_safe {
-            of_pre_tokenizer(&tokenizer["pre_tokenizer"])
-        } else {
-            Self::Whole
-        }
+            && tokenizer["added_tokens"].as_array().is_none_or(|tokens| tokens.iter().all(is_harmless_added_token));
+        if is_safe { of_pre_tokenizer(&tokenizer["pre_tokenizer"]) } else { Self::Whole }
     }
 
     /// The end of the piece that starts at `from`.
@@ -71,17 +65,9 @@ impl Cutter {
             return bytes.len();
         }
         let preferred = (from + PIECE_BYTES_PREFERRED).min(bytes.len());
-        let line = if self == Self::LinesAndWords {
-            line_start(bytes, earliest, preferred)
-        } else {
-            None
-        };
+        let line = if self == Self::LinesAndWords { line_start(bytes, earliest, preferred) } else { None };
         line.or_else(|| {
-            let words_from = if self == Self::Words {
-                earliest
-            } else {
-                preferred
-            };
+            let words_from = if self == Self::Words { earliest } else { preferred };
             word_end(bytes, words_from, self == Self::LinesAndWords)
         })
         .unwrap_or(bytes.len())
@@ -90,9 +76,7 @@ impl Cutter {
 
 fn of_pre_tokenizer(pre_tokenizer: &Value) -> Cutter {
     let one = std::slice::from_ref(pre_tokenizer);
-    let steps = pre_tokenizer["pretokenizers"]
-        .as_array()
-        .map_or(one, Vec::as_slice);
+    let steps = pre_tokenizer["pretokenizers"].as_array().map_or(one, Vec::as_slice);
     let Some((last, splits)) = steps.split_last() else {
         return Cutter::Whole;
     };
@@ -101,11 +85,7 @@ fn of_pre_tokenizer(pre_tokenizer: &Value) -> Cutter {
     }
     // An absent `use_regex` means true.
     let has_regex = last["use_regex"].as_bool().unwrap_or(true);
-    match (
-        has_regex,
-        splits.is_empty(),
-        splits.iter().all(is_safe_split),
-    ) {
+    match (has_regex, splits.is_empty(), splits.iter().all(is_safe_split)) {
         (true, true, _) => Cutter::Words,
         (false, false, true) => Cutter::LinesAndWords,
         _ => Cutter::Whole,
@@ -116,9 +96,7 @@ fn is_safe_split(step: &Value) -> bool {
     step["type"] == "Split"
         && step["behavior"] == "Isolated"
         && step["invert"] == false
-        && step["pattern"]["Regex"]
-            .as_str()
-            .is_some_and(|pattern| SAFE_PATTERNS.contains(&pattern))
+        && step["pattern"]["Regex"].as_str().is_some_and(|pattern| SAFE_PATTERNS.contains(&pattern))
 }
 
 /// A merge never crosses a pre-token, and byte-level vocabularies need no unknown token that could fuse.
@@ -135,9 +113,9 @@ fn has_harmless_normalizer(normalizer: &Value) -> bool {
     match normalizer["type"].as_str() {
         None => normalizer.is_null(),
         Some("NFC") => true,
-        Some("Sequence") => normalizer["normalizers"]
-            .as_array()
-            .is_some_and(|steps| steps.iter().all(has_harmless_normalizer)),
+        Some("Sequence") => {
+            normalizer["normalizers"].as_array().is_some_and(|steps| steps.iter().all(has_harmless_normalizer))
+        }
         Some(_) => false,
     }
 }
@@ -148,10 +126,8 @@ fn is_harmless_added_token(token: &Value) -> bool {
         return false;
     };
     let strips = token["lstrip"] == true || token["rstrip"] == true;
-    let touches_letters = [content.chars().next(), content.chars().last()]
-        .into_iter()
-        .flatten()
-        .any(char::is_alphabetic);
+    let touches_letters =
+        [content.chars().next(), content.chars().last()].into_iter().flatten().any(char::is_alphabetic);
     !content.is_empty() && !content.contains(char::is_whitespace) && !(strips && touches_letters)
 }
 
@@ -212,11 +188,9 @@ mod tests {
         let known = tokenizer(&splits(SAFE_PATTERNS[4]));
         assert_eq!(Cutter::of(&known), Cutter::LinesAndWords);
         assert_eq!(Cutter::of(&tokenizer(&splits(r"\w+"))), Cutter::Whole);
-        let gpt2 =
-            serde_json::json!({"type": "ByteLevel", "add_prefix_space": false, "use_regex": true});
+        let gpt2 = serde_json::json!({"type": "ByteLevel", "add_prefix_space": false, "use_regex": true});
         assert_eq!(Cutter::of(&tokenizer(&gpt2)), Cutter::Words);
-        let prefixed =
-            serde_json::json!({"type": "ByteLevel", "add_prefix_space": true, "use_regex": true});
+        let prefixed = serde_json::json!({"type": "ByteLevel", "add_prefix_space": true, "use_regex": true});
         assert_eq!(Cutter::of(&tokenizer(&prefixed)), Cutter::Whole);
     }
 
@@ -235,9 +209,7 @@ mod tests {
 
     #[test]
     fn pieces_cover_the_text_and_equal_prefixes_are_cut_alike() {
-        let text: String = (0..2_000)
-            .map(|line| format!("line {line} of some text\n"))
-            .collect();
+        let text: String = (0..2_000).map(|line| format!("line {line} of some text\n")).collect();
         let ends = |text: &str| {
             let mut ends = vec![0];
             while ends[ends.len() - 1] < text.len() {

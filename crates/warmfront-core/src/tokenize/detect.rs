@@ -25,11 +25,7 @@ struct Unfollowed;
 
 /// Decides for one template source (already without `generation` tags).
 pub(super) fn content_format(source: &str, version: Version) -> ContentFormat {
-    let whitespace = WhitespaceConfig {
-        keep_trailing_newline: false,
-        lstrip_blocks: true,
-        trim_blocks: true,
-    };
+    let whitespace = WhitespaceConfig { keep_trailing_newline: false, lstrip_blocks: true, trim_blocks: true };
     let Ok(root) = parse(source, "chat", SyntaxConfig, whitespace) else {
         return ContentFormat::String;
     };
@@ -76,9 +72,7 @@ impl<'t> Nodes<'t> {
                 self.statements(&node.false_body);
             }
             Stmt::WithBlock(node) => {
-                node.assignments
-                    .iter()
-                    .for_each(|(_, value)| self.expression(value));
+                node.assignments.iter().for_each(|(_, value)| self.expression(value));
                 self.statements(&node.body);
             }
             Stmt::Set(node) => {
@@ -140,9 +134,7 @@ impl<'t> Nodes<'t> {
             Expr::Var(_) | Expr::Const(_) => {}
             Expr::Slice(node) => {
                 self.expression(&node.expr);
-                [&node.start, &node.stop, &node.step]
-                    .into_iter()
-                    .for_each(|part| self.optional(part.as_ref()));
+                [&node.start, &node.stop, &node.step].into_iter().for_each(|part| self.optional(part.as_ref()));
             }
             Expr::UnaryOp(node) => self.expression(&node.expr),
             Expr::BinOp(node) => {
@@ -151,9 +143,7 @@ impl<'t> Nodes<'t> {
             }
             Expr::Compare(node) => {
                 self.expression(&node.expr);
-                node.ops
-                    .iter()
-                    .for_each(|operand| self.expression(&operand.expr));
+                node.ops.iter().for_each(|operand| self.expression(&operand.expr));
             }
             Expr::IfExpr(node) => {
                 self.expression(&node.test_expr);
@@ -176,10 +166,7 @@ impl<'t> Nodes<'t> {
             Expr::Call(node) => self.call(node),
             Expr::List(node) => node.items.iter().for_each(|item| self.expression(item)),
             Expr::Map(node) => {
-                node.keys
-                    .iter()
-                    .chain(&node.values)
-                    .for_each(|item| self.expression(item));
+                node.keys.iter().chain(&node.values).for_each(|item| self.expression(item));
             }
         }
     }
@@ -188,23 +175,14 @@ impl<'t> Nodes<'t> {
         let messages = self.names_of_messages(version)?;
         let mut message_names = Vec::new();
         for (node, _) in &self.loops {
-            if messages
-                .iter()
-                .any(|name| is_variable_or_part(&node.iter, name, None))
-            {
+            if messages.iter().any(|name| is_variable_or_part(&node.iter, name, None)) {
                 message_names.push(variable(&node.target).ok_or(Unfollowed)?);
             }
         }
-        let holds_content = |expr: &ast::Expr| {
-            message_names
-                .iter()
-                .any(|name| is_variable_or_part(expr, name, Some("content")))
-        };
-        let content_parameters: Vec<HashSet<&str>> = self
-            .macros
-            .iter()
-            .map(|node| self.content_parameters(node, &holds_content))
-            .collect();
+        let holds_content =
+            |expr: &ast::Expr| message_names.iter().any(|name| is_variable_or_part(expr, name, Some("content")));
+        let content_parameters: Vec<HashSet<&str>> =
+            self.macros.iter().map(|node| self.content_parameters(node, &holds_content)).collect();
         for (node, inside) in &self.loops {
             let by_name = variable(&node.iter).is_some_and(|name| match inside {
                 Some(slot) => content_parameters[*slot].contains(name.as_str()),
@@ -227,11 +205,7 @@ impl<'t> Nodes<'t> {
                     continue;
                 }
                 let name = match variable(&node.target) {
-                    Some(name)
-                        if !name.contains('.') || version >= Version::NAMESPACE_DETECTION =>
-                    {
-                        name
-                    }
+                    Some(name) if !name.contains('.') || version >= Version::NAMESPACE_DETECTION => name,
                     _ => return Err(Unfollowed),
                 };
                 if !names.contains(&name) {
@@ -266,9 +240,7 @@ impl<'t> Nodes<'t> {
             for argument in &call.args {
                 match argument {
                     ast::CallArg::Pos(value) => {
-                        if let Some(parameter) =
-                            parameters.get(position).filter(|_| holds_content(value))
-                        {
+                        if let Some(parameter) = parameters.get(position).filter(|_| holds_content(value)) {
                             found.insert(*parameter);
                         }
                         position += 1;
@@ -300,19 +272,13 @@ fn variable(expression: &ast::Expr) -> Option<String> {
 fn is_variable_or_part(expression: &ast::Expr, name: &str, key: Option<&str>) -> bool {
     use ast::Expr;
     match expression {
-        Expr::Filter(node) => node
-            .expr
-            .as_ref()
-            .is_some_and(|inner| is_variable_or_part(inner, name, key)),
+        Expr::Filter(node) => node.expr.as_ref().is_some_and(|inner| is_variable_or_part(inner, name, key)),
         Expr::Test(node) => is_variable_or_part(&node.expr, name, key),
         Expr::Slice(node) => is_variable_or_part(&node.expr, name, key),
-        Expr::GetAttr(node) if key == Some(node.name) => {
-            variable(&node.expr).as_deref() == Some(name)
-        }
+        Expr::GetAttr(node) if key == Some(node.name) => variable(&node.expr).as_deref() == Some(name),
         Expr::GetItem(node) => match (&node.subscript_expr, key) {
             (Expr::Const(constant), Some(key)) => {
-                constant.value.as_str() == Some(key)
-                    && variable(&node.expr).as_deref() == Some(name)
+                constant.value.as_str() == Some(key) && variable(&node.expr).as_deref() == Some(name)
             }
             _ => false,
         },
@@ -359,9 +325,6 @@ mod tests {
     fn namespaces_are_followed_from_the_version_on_that_follows_them() {
         let source = "{% set ns.all = messages %}{% for m in ns.all %}{% for p in m.content %}{% endfor %}{% endfor %}";
         assert_eq!(format(source), ContentFormat::Parts);
-        assert_eq!(
-            content_format(source, Version::parse("0.32.0")),
-            ContentFormat::String
-        );
+        assert_eq!(content_format(source, Version::parse("0.32.0")), ContentFormat::String);
     }
 }

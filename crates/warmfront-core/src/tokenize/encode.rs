@@ -80,20 +80,11 @@ impl Encoder {
         let backend = match fast_if_right(file, &plain, &added) {
             Ok(fast) => Backend::Fast(Box::new(fast)),
             Err(reason) => {
-                tracing::warn!(
-                    reason,
-                    "fastokens is not used for this tokenizer: tokenizing is slower"
-                );
+                tracing::warn!(reason, "fastokens is not used for this tokenizer: tokenizing is slower");
                 Backend::Plain(Box::new(plain))
             }
         };
-        Ok(Self {
-            backend,
-            cutter,
-            surround,
-            cache,
-            seed: RandomState::new().hash_one(0u8),
-        })
+        Ok(Self { backend, cutter, surround, cache, seed: RandomState::new().hash_one(0u8) })
     }
 
     pub(super) fn is_fast(&self) -> bool {
@@ -159,29 +150,15 @@ impl Encoder {
 }
 
 fn plain_ids(plain: &tokenizers::Tokenizer, text: &str, special: bool) -> Result<Vec<u32>, String> {
-    plain
-        .encode_fast(text, special)
-        .map(|encoding| encoding.get_ids().to_vec())
-        .map_err(|error| error.to_string())
+    plain.encode_fast(text, special).map(|encoding| encoding.get_ids().to_vec()).map_err(|error| error.to_string())
 }
 
-fn fast_if_right(
-    file: Value,
-    plain: &tokenizers::Tokenizer,
-    added: &[String],
-) -> Result<fastokens::Tokenizer, String> {
+fn fast_if_right(file: Value, plain: &tokenizers::Tokenizer, added: &[String]) -> Result<fastokens::Tokenizer, String> {
     let fast = fastokens::Tokenizer::from_json(file).map_err(|error| error.to_string())?;
-    let around_added = added.chunks(ADDED_TOKENS_PER_SAMPLE).map(|tokens| {
-        tokens
-            .iter()
-            .map(|token| format!("x {token} y{token}{token}\n{token} 1"))
-            .collect::<String>()
-    });
-    for sample in SAMPLES
-        .iter()
-        .map(|&sample| sample.to_owned())
-        .chain(around_added)
-    {
+    let around_added = added
+        .chunks(ADDED_TOKENS_PER_SAMPLE)
+        .map(|tokens| tokens.iter().map(|token| format!("x {token} y{token}{token}\n{token} 1")).collect::<String>());
+    for sample in SAMPLES.iter().map(|&sample| sample.to_owned()).chain(around_added) {
         let ids = fast.encode(&sample).map_err(|error| error.to_string())?;
         if ids != plain_ids(plain, &sample, false)? {
             return Err(format!("it disagrees with the reference on {sample:?}"));
@@ -193,12 +170,7 @@ fn fast_if_right(
 /// What the post-processor puts around a text, found by comparing with and without.
 fn surround(plain: &tokenizers::Tokenizer) -> Result<Surround, String> {
     let (bare, full) = (plain_ids(plain, "a", false)?, plain_ids(plain, "a", true)?);
-    let at = full
-        .windows(bare.len().max(1))
-        .position(|window| window == bare)
-        .ok_or("post-processor changes the text")?;
-    Ok(Surround {
-        before: full[..at].to_vec(),
-        after: full[at + bare.len()..].to_vec(),
-    })
+    let at =
+        full.windows(bare.len().max(1)).position(|window| window == bare).ok_or("post-processor changes the text")?;
+    Ok(Surround { before: full[..at].to_vec(), after: full[at + bare.len()..].to_vec() })
 }

@@ -13,43 +13,22 @@ use thiserror::Error;
 const FILE_BYTES_MAX: u64 = 512 << 20;
 
 /// Named special tokens that templates see as variables.
-const NAMED_TOKENS: [&str; 7] = [
-    "bos_token",
-    "eos_token",
-    "unk_token",
-    "sep_token",
-    "pad_token",
-    "cls_token",
-    "mask_token",
-];
+const NAMED_TOKENS: [&str; 7] =
+    ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
 
 /// Model types whose prompts the engine builds without a Jinja template.
-const OWN_RENDERERS: &[&str] = &[
-    "gpt_oss",
-    "deepseek_v32",
-    "deepseek_v4",
-    "deepseek_v41",
-    "kimi_k3",
-    "inkling",
-    "kimi_audio",
-    "terratorch",
-];
+const OWN_RENDERERS: &[&str] =
+    &["gpt_oss", "deepseek_v32", "deepseek_v4", "deepseek_v41", "kimi_k3", "inkling", "kimi_audio", "terratorch"];
 
 /// Why a tokenizer cannot be used. Names the file.
 #[derive(Debug, Error)]
 pub enum TokenizeError {
     #[error("{path}: cannot be read: {source}")]
-    Read {
-        path: PathBuf,
-        source: std::io::Error,
-    },
+    Read { path: PathBuf, source: std::io::Error },
     #[error("{path}: is larger than {FILE_BYTES_MAX} bytes")]
     TooLarge { path: PathBuf },
     #[error("{path}: is not valid JSON: {source}")]
-    Json {
-        path: PathBuf,
-        source: serde_json::Error,
-    },
+    Json { path: PathBuf, source: serde_json::Error },
     #[error("{path}: no tokenizer.json in this directory")]
     NoTokenizer { path: PathBuf },
     #[error("{path}: {reason}")]
@@ -57,10 +36,7 @@ pub enum TokenizeError {
     #[error("{path}: chat template: {reason}")]
     Template { path: PathBuf, reason: String },
     #[error("option {option}: {reason}")]
-    Option {
-        option: &'static str,
-        reason: String,
-    },
+    Option { option: &'static str, reason: String },
 }
 
 /// What the files say.
@@ -83,38 +59,21 @@ impl Files {
     /// Reads a model directory, or a `tokenizer.json` with what lies beside it.
     pub(super) fn read(path: &Path) -> Result<Self, TokenizeError> {
         let is_directory = path.is_dir();
-        let directory = if is_directory {
-            path
-        } else {
-            path.parent().unwrap_or(path)
-        };
-        let tokenizer_path = if is_directory {
-            path.join("tokenizer.json")
-        } else {
-            path.to_owned()
-        };
+        let directory = if is_directory { path } else { path.parent().unwrap_or(path) };
+        let tokenizer_path = if is_directory { path.join("tokenizer.json") } else { path.to_owned() };
         if is_directory && !tokenizer_path.exists() {
-            return Err(TokenizeError::NoTokenizer {
-                path: path.to_owned(),
-            });
+            return Err(TokenizeError::NoTokenizer { path: path.to_owned() });
         }
         let mut tokenizer = json(&tokenizer_path)?;
         if !tokenizer["model"].is_object() {
-            return Err(TokenizeError::Tokenizer {
-                path: tokenizer_path,
-                reason: "has no `model` object".to_owned(),
-            });
+            return Err(TokenizeError::Tokenizer { path: tokenizer_path, reason: "has no `model` object".to_owned() });
         }
         let config = optional_json(&directory.join("tokenizer_config.json"))?.unwrap_or_default();
-        let special =
-            optional_json(&directory.join("special_tokens_map.json"))?.unwrap_or_default();
+        let special = optional_json(&directory.join("special_tokens_map.json"))?.unwrap_or_default();
         add_declared_tokens(&mut tokenizer, &config);
         Ok(Self {
             templates: templates(directory, &config)?,
-            named_tokens: NAMED_TOKENS
-                .iter()
-                .filter_map(|name| named_token(name, &config, &special))
-                .collect(),
+            named_tokens: NAMED_TOKENS.iter().filter_map(|name| named_token(name, &config, &special)).collect(),
             adds: adds(&config),
             own_renderer: has_own_renderer(directory)?,
             path: tokenizer_path,
@@ -124,31 +83,19 @@ impl Files {
 }
 
 fn text(path: &Path) -> Result<String, TokenizeError> {
-    let read = |source| TokenizeError::Read {
-        path: path.to_owned(),
-        source,
-    };
+    let read = |source| TokenizeError::Read { path: path.to_owned(), source };
     if std::fs::metadata(path).map_err(read)?.len() > FILE_BYTES_MAX {
-        return Err(TokenizeError::TooLarge {
-            path: path.to_owned(),
-        });
+        return Err(TokenizeError::TooLarge { path: path.to_owned() });
     }
     std::fs::read_to_string(path).map_err(read)
 }
 
 fn json(path: &Path) -> Result<Value, TokenizeError> {
-    serde_json::from_str(&text(path)?).map_err(|source| TokenizeError::Json {
-        path: path.to_owned(),
-        source,
-    })
+    serde_json::from_str(&text(path)?).map_err(|source| TokenizeError::Json { path: path.to_owned(), source })
 }
 
 fn optional_json(path: &Path) -> Result<Option<Value>, TokenizeError> {
-    if path.exists() {
-        json(path).map(Some)
-    } else {
-        Ok(None)
-    }
+    if path.exists() { json(path).map(Some) } else { Ok(None) }
 }
 
 fn templates(directory: &Path, config: &Value) -> Result<Vec<(String, String)>, TokenizeError> {
@@ -157,9 +104,7 @@ fn templates(directory: &Path, config: &Value) -> Result<Vec<(String, String)>, 
     let wrapped = directory.join("chat_template.json");
     if standalone.exists() {
         found = vec![("default".to_owned(), text(&standalone)?)];
-        found.extend(additional_templates(
-            &directory.join("additional_chat_templates"),
-        )?);
+        found.extend(additional_templates(&directory.join("additional_chat_templates"))?);
     } else if wrapped.exists() {
         found = named_templates(&json(&wrapped)?["chat_template"]);
     }
@@ -171,12 +116,7 @@ fn named_templates(field: &Value) -> Vec<(String, String)> {
         Value::String(source) => vec![("default".to_owned(), source.clone())],
         Value::Array(entries) => entries
             .iter()
-            .filter_map(|entry| {
-                Some((
-                    entry["name"].as_str()?.to_owned(),
-                    entry["template"].as_str()?.to_owned(),
-                ))
-            })
+            .filter_map(|entry| Some((entry["name"].as_str()?.to_owned(), entry["template"].as_str()?.to_owned())))
             .collect(),
         _ => Vec::new(),
     }
@@ -188,15 +128,8 @@ fn additional_templates(directory: &Path) -> Result<Vec<(String, String)>, Token
     };
     let mut found = Vec::new();
     for path in entries.flatten().map(|entry| entry.path()) {
-        if path
-            .extension()
-            .is_some_and(|extension| extension == "jinja")
-        {
-            let name = path
-                .file_stem()
-                .unwrap_or_default()
-                .to_string_lossy()
-                .into_owned();
+        if path.extension().is_some_and(|extension| extension == "jinja") {
+            let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
             found.push((name, text(&path)?));
         }
     }
@@ -207,9 +140,7 @@ fn additional_templates(directory: &Path) -> Result<Vec<(String, String)>, Token
 /// A special token is a string, or an object with the string under `content`.
 fn named_token(name: &str, config: &Value, special: &Value) -> Option<(Arc<str>, Arc<str>)> {
     [config, special].into_iter().find_map(|file| {
-        let token = file[name]
-            .as_str()
-            .or_else(|| file[name]["content"].as_str())?;
+        let token = file[name].as_str().or_else(|| file[name]["content"].as_str())?;
         Some((Arc::from(name), Arc::from(token)))
     })
 }
@@ -225,15 +156,10 @@ fn add_declared_tokens(tokenizer: &mut Value, config: &Value) {
     let Some(declared) = config["added_tokens_decoder"].as_object() else {
         return;
     };
-    let mut tokens = tokenizer["added_tokens"]
-        .as_array()
-        .cloned()
-        .unwrap_or_default();
+    let mut tokens = tokenizer["added_tokens"].as_array().cloned().unwrap_or_default();
     for (id, token) in declared {
         let Ok(id) = id.parse::<u64>() else { continue };
-        let is_known = tokens
-            .iter()
-            .any(|known| known["id"] == id || known["content"] == token["content"]);
+        let is_known = tokens.iter().any(|known| known["id"] == id || known["content"] == token["content"]);
         if is_known || !token["content"].is_string() {
             continue;
         }
@@ -258,9 +184,7 @@ fn has_own_renderer(directory: &Path) -> Result<bool, TokenizeError> {
     let Some(config) = optional_json(&directory.join("config.json"))? else {
         return Ok(false);
     };
-    Ok(config["model_type"]
-        .as_str()
-        .is_some_and(|kind| OWN_RENDERERS.contains(&kind)))
+    Ok(config["model_type"].as_str().is_some_and(|kind| OWN_RENDERERS.contains(&kind)))
 }
 
 #[cfg(test)]
@@ -286,31 +210,12 @@ mod tests {
         let directory = world();
         let config = r#"{"chat_template":[{"name":"default","template":"d"},{"name":"tool_use","template":"t"}]}"#;
         write(directory.path(), "tokenizer_config.json", config);
-        let named = |files: &Files| {
-            files
-                .templates
-                .iter()
-                .map(|(name, _)| name.clone())
-                .collect::<Vec<_>>()
-        };
-        assert_eq!(
-            named(&Files::read(directory.path()).expect("files")),
-            ["default", "tool_use"]
-        );
-        write(
-            directory.path(),
-            "chat_template.json",
-            r#"{"chat_template":"wrapped"}"#,
-        );
-        assert_eq!(
-            Files::read(directory.path()).expect("files").templates[0].1,
-            "wrapped"
-        );
+        let named = |files: &Files| files.templates.iter().map(|(name, _)| name.clone()).collect::<Vec<_>>();
+        assert_eq!(named(&Files::read(directory.path()).expect("files")), ["default", "tool_use"]);
+        write(directory.path(), "chat_template.json", r#"{"chat_template":"wrapped"}"#);
+        assert_eq!(Files::read(directory.path()).expect("files").templates[0].1, "wrapped");
         write(directory.path(), "chat_template.jinja", "alone");
-        assert_eq!(
-            Files::read(directory.path()).expect("files").templates,
-            [("default".into(), "alone".into())]
-        );
+        assert_eq!(Files::read(directory.path()).expect("files").templates, [("default".into(), "alone".into())]);
     }
 
     #[test]
@@ -319,25 +224,10 @@ mod tests {
         let config = r#"{"bos_token":{"content":"<s>"},"eos_token":"</s>","pad_token":null,"add_bos_token":true,
             "added_tokens_decoder":{"0":{"content":"<s>"},"7":{"content":"<x>","special":true}}}"#;
         write(directory.path(), "tokenizer_config.json", config);
-        write(
-            directory.path(),
-            "special_tokens_map.json",
-            r#"{"pad_token":"<p>","eos_token":"<no>"}"#,
-        );
+        write(directory.path(), "special_tokens_map.json", r#"{"pad_token":"<p>","eos_token":"<no>"}"#);
         let files = Files::read(&directory.path().join("tokenizer.json")).expect("files");
-        let named: Vec<(&str, &str)> = files
-            .named_tokens
-            .iter()
-            .map(|(name, token)| (&**name, &**token))
-            .collect();
-        assert_eq!(
-            named,
-            [
-                ("bos_token", "<s>"),
-                ("eos_token", "</s>"),
-                ("pad_token", "<p>")
-            ]
-        );
+        let named: Vec<(&str, &str)> = files.named_tokens.iter().map(|(name, token)| (&**name, &**token)).collect();
+        assert_eq!(named, [("bos_token", "<s>"), ("eos_token", "</s>"), ("pad_token", "<p>")]);
         assert_eq!(files.adds, Some((true, false)));
         assert_eq!(files.tokenizer["added_tokens"][1]["id"], 7);
     }
@@ -345,11 +235,7 @@ mod tests {
     #[test]
     fn models_that_the_engine_renders_by_code_are_recognised() {
         let directory = world();
-        write(
-            directory.path(),
-            "config.json",
-            r#"{"model_type":"gpt_oss"}"#,
-        );
+        write(directory.path(), "config.json", r#"{"model_type":"gpt_oss"}"#);
         assert!(Files::read(directory.path()).expect("files").own_renderer);
         write(directory.path(), "config.json", r#"{"model_type":"qwen3"}"#);
         assert!(!Files::read(directory.path()).expect("files").own_renderer);
@@ -358,23 +244,11 @@ mod tests {
     #[test]
     fn errors_name_the_file() {
         let directory = tempfile::tempdir().expect("directory");
-        let error = Files::read(directory.path())
-            .expect_err("empty")
-            .to_string();
+        let error = Files::read(directory.path()).expect_err("empty").to_string();
         assert!(error.contains("no tokenizer.json"), "{error}");
         write(directory.path(), "tokenizer.json", "{");
-        let error = Files::read(directory.path())
-            .expect_err("broken")
-            .to_string();
-        assert!(
-            error.contains("tokenizer.json: is not valid JSON"),
-            "{error}"
-        );
-        assert!(
-            Files::read(Path::new("/no/such/file"))
-                .expect_err("absent")
-                .to_string()
-                .contains("/no/such/file")
-        );
+        let error = Files::read(directory.path()).expect_err("broken").to_string();
+        assert!(error.contains("tokenizer.json: is not valid JSON"), "{error}");
+        assert!(Files::read(Path::new("/no/such/file")).expect_err("absent").to_string().contains("/no/such/file"));
     }
 }

@@ -27,34 +27,22 @@ pub(super) fn conversation(
     version: Version,
     exclude_tools_when_none: bool,
 ) -> Result<Conversation, Fallback> {
-    let source = body
-        .some("messages")
-        .and_then(Json::as_list)
-        .ok_or(Fallback::InvalidRequest)?;
+    let source = body.some("messages").and_then(Json::as_list).ok_or(Fallback::InvalidRequest)?;
     let mut messages = Vec::new();
     let mut system = system_texts(body.some("system"))?;
     if facts.merges_systems {
-        for message in source
-            .iter()
-            .filter(|message| role(message) == Some("system"))
-        {
+        for message in source.iter().filter(|message| role(message) == Some("system")) {
             system.extend(inline_system(message)?);
         }
     }
     if !system.is_empty() {
-        messages.push(Json::map([
-            ("role", Json::text("system")),
-            ("content", Json::text(&system.concat())),
-        ]));
+        messages.push(Json::map([("role", Json::text("system")), ("content", Json::text(&system.concat()))]));
     }
     for message in source {
         convert(message, facts.merges_systems, &mut messages)?;
     }
     let messages: Vec<Json> = messages.iter().map(chat::in_schema_order).collect();
-    let choice = body
-        .some("tool_choice")
-        .and_then(|choice| choice.get("type"))
-        .and_then(Json::as_str);
+    let choice = body.some("tool_choice").and_then(|choice| choice.get("type")).and_then(Json::as_str);
     let is_off = choice.is_some_and(|choice| &**choice == "none");
     Ok(Conversation {
         token_ids: chat::reused_token_ids(body, &messages, version)?,
@@ -66,10 +54,7 @@ pub(super) fn conversation(
 }
 
 fn role(message: &Json) -> Option<&str> {
-    message
-        .get("role")
-        .and_then(Json::as_str)
-        .map(|role| &**role)
+    message.get("role").and_then(Json::as_str).map(|role| &**role)
 }
 
 fn kind(block: &Json) -> Option<&str> {
@@ -77,54 +62,35 @@ fn kind(block: &Json) -> Option<&str> {
 }
 
 fn nonempty<'b>(block: &'b Json, key: &str) -> Option<&'b Arc<str>> {
-    block
-        .get(key)
-        .and_then(Json::as_str)
-        .filter(|text| !text.is_empty())
+    block.get(key).and_then(Json::as_str).filter(|text| !text.is_empty())
 }
 
 /// The texts of a top-level `system`. A plain string keeps its billing header; the chat rules cut its first line.
 fn system_texts(system: Option<&Json>) -> Result<Vec<Arc<str>>, Fallback> {
     match system {
         None => Ok(Vec::new()),
-        Some(Json::Str(text)) => Ok(if text.is_empty() {
-            Vec::new()
-        } else {
-            vec![Arc::clone(text)]
-        }),
+        Some(Json::Str(text)) => Ok(if text.is_empty() { Vec::new() } else { vec![Arc::clone(text)] }),
         Some(Json::List(blocks)) => Ok(block_texts(blocks)),
         Some(_) => Err(Fallback::InvalidRequest),
     }
 }
 
 fn block_texts(blocks: &[Json]) -> Vec<Arc<str>> {
-    let texts = blocks
-        .iter()
-        .filter(|block| kind(block) == Some("text"))
-        .filter_map(|block| nonempty(block, "text"));
-    texts
-        .filter(|text| !text.starts_with(BILLING_HEADER))
-        .cloned()
-        .collect()
+    let texts = blocks.iter().filter(|block| kind(block) == Some("text")).filter_map(|block| nonempty(block, "text"));
+    texts.filter(|text| !text.starts_with(BILLING_HEADER)).cloned().collect()
 }
 
 fn inline_system(message: &Json) -> Result<Option<Arc<str>>, Fallback> {
     match message.get("content") {
-        Some(Json::Str(text)) => Ok(Some(Arc::clone(text))
-            .filter(|text| !text.is_empty() && !text.starts_with(BILLING_HEADER))),
+        Some(Json::Str(text)) => {
+            Ok(Some(Arc::clone(text)).filter(|text| !text.is_empty() && !text.starts_with(BILLING_HEADER)))
+        }
         Some(Json::List(blocks)) => {
-            if blocks
-                .iter()
-                .any(|block| matches!(kind(block), Some("tool_addition" | "tool_removal")))
-            {
+            if blocks.iter().any(|block| matches!(kind(block), Some("tool_addition" | "tool_removal"))) {
                 return Err(Fallback::UnsupportedContent);
             }
             let texts = block_texts(blocks);
-            Ok(if texts.is_empty() {
-                None
-            } else {
-                Some(Arc::from(texts.concat()))
-            })
+            Ok(if texts.is_empty() { None } else { Some(Arc::from(texts.concat())) })
         }
         _ => Err(Fallback::InvalidRequest),
     }
@@ -134,10 +100,7 @@ fn convert(message: &Json, merges_systems: bool, messages: &mut Vec<Json>) -> Re
     let role = role(message).ok_or(Fallback::InvalidRequest)?;
     if role == "system" {
         if let Some(text) = inline_system(message)?.filter(|_| !merges_systems) {
-            messages.push(Json::map([
-                ("role", Json::text("system")),
-                ("content", Json::Str(text)),
-            ]));
+            messages.push(Json::map([("role", Json::text("system")), ("content", Json::Str(text))]));
         }
         return Ok(());
     }
@@ -155,25 +118,16 @@ fn convert(message: &Json, merges_systems: bool, messages: &mut Vec<Json>) -> Re
 }
 
 /// The keys that blocks add to their message. Results of tools become messages of their own, before it.
-fn convert_blocks(
-    blocks: &[Json],
-    role: &str,
-    messages: &mut Vec<Json>,
-) -> Result<Pairs, Fallback> {
+fn convert_blocks(blocks: &[Json], role: &str, messages: &mut Vec<Json>) -> Result<Pairs, Fallback> {
     let (mut texts, mut calls, mut reasoning) = (Vec::new(), Vec::new(), Vec::new());
     for block in blocks {
         match kind(block) {
             Some("text") => texts.extend(nonempty(block, "text").cloned()),
-            Some("thinking") => {
-                reasoning.extend(block.get("thinking").and_then(Json::as_str).cloned())
-            }
+            Some("thinking") => reasoning.extend(block.get("thinking").and_then(Json::as_str).cloned()),
             Some("redacted_thinking" | "tool_reference") => {}
             Some("tool_use") => calls.push(tool_use(block)?),
             Some("tool_result") if role == "user" => messages.extend(tool_result(block)?),
-            Some("tool_result") => texts.push(Arc::from(format!(
-                "Tool result: {}",
-                printed(block.some("content"))
-            ))),
+            Some("tool_result") => texts.push(Arc::from(format!("Tool result: {}", printed(block.some("content"))))),
             Some("image") => return Err(Fallback::Media),
             _ => return Err(Fallback::UnsupportedContent),
         }
@@ -195,10 +149,7 @@ fn convert_blocks(
 }
 
 fn text_part(text: &Arc<str>) -> Json {
-    Json::map([
-        ("type", Json::text("text")),
-        ("text", Json::Str(Arc::clone(text))),
-    ])
+    Json::map([("type", Json::text("text")), ("text", Json::Str(Arc::clone(text)))])
 }
 
 /// Python's `str` of a block's content.
@@ -212,33 +163,17 @@ fn printed(content: Option<&Json>) -> String {
 fn tool_use(block: &Json) -> Result<Json, Fallback> {
     // Without an id the engine makes one up from the time.
     let id = nonempty(block, "id").ok_or(Fallback::UnsupportedContent)?;
-    let name = block
-        .get("name")
-        .and_then(Json::as_str)
-        .cloned()
-        .unwrap_or_default();
-    let arguments = block
-        .some("input")
-        .cloned()
-        .unwrap_or(Json::Map(Vec::new()));
+    let name = block.get("name").and_then(Json::as_str).cloned().unwrap_or_default();
+    let arguments = block.some("input").cloned().unwrap_or(Json::Map(Vec::new()));
     Ok(Json::map([
         ("id", Json::Str(Arc::clone(id))),
         ("type", Json::text("function")),
-        (
-            "function",
-            Json::map([("name", Json::Str(name)), ("arguments", arguments)]),
-        ),
+        ("function", Json::map([("name", Json::Str(name)), ("arguments", arguments)])),
     ]))
 }
 
 fn tool_result(block: &Json) -> Result<Vec<Json>, Fallback> {
-    let id = Json::Str(
-        block
-            .get("tool_use_id")
-            .and_then(Json::as_str)
-            .cloned()
-            .unwrap_or_default(),
-    );
+    let id = Json::Str(block.get("tool_use_id").and_then(Json::as_str).cloned().unwrap_or_default());
     let mut references = Vec::new();
     let text = match block.some("content") {
         None => Arc::from(""),
@@ -247,20 +182,12 @@ fn tool_result(block: &Json) -> Result<Vec<Json>, Fallback> {
             let mut texts = Vec::new();
             for item in items {
                 match kind(item) {
-                    Some("text") => texts.push(
-                        item.get("text")
-                            .and_then(Json::as_str)
-                            .cloned()
-                            .unwrap_or_default(),
-                    ),
+                    Some("text") => texts.push(item.get("text").and_then(Json::as_str).cloned().unwrap_or_default()),
                     Some("image") => return Err(Fallback::Media),
                     Some("tool_reference") => {
                         let name = nonempty(item, "tool_name").or_else(|| nonempty(item, "name"));
                         references.extend(name.map(|name| {
-                            Json::map([
-                                ("type", Json::text("tool_reference")),
-                                ("name", Json::Str(Arc::clone(name))),
-                            ])
+                            Json::map([("type", Json::text("tool_reference")), ("name", Json::Str(Arc::clone(name)))])
                         }));
                     }
                     _ => {}
@@ -270,13 +197,8 @@ fn tool_result(block: &Json) -> Result<Vec<Json>, Fallback> {
         }
         Some(_) => return Err(Fallback::InvalidRequest),
     };
-    let message = |content: Json| {
-        Json::map([
-            ("role", Json::text("tool")),
-            ("tool_call_id", id.clone()),
-            ("content", content),
-        ])
-    };
+    let message =
+        |content: Json| Json::map([("role", Json::text("tool")), ("tool_call_id", id.clone()), ("content", content)]);
     let mut messages = vec![message(Json::Str(text))];
     if !references.is_empty() {
         messages.push(message(Json::List(references)));
@@ -289,11 +211,7 @@ fn tools(body: &ParsedBody) -> Result<Option<Vec<Json>>, Fallback> {
         return Ok(None);
     };
     let tools = tools.as_list().ok_or(Fallback::InvalidRequest)?;
-    tools
-        .iter()
-        .map(tool)
-        .collect::<Result<Vec<_>, _>>()
-        .map(Some)
+    tools.iter().map(tool).collect::<Result<Vec<_>, _>>().map(Some)
 }
 
 fn tool(tool: &Json) -> Result<Json, Fallback> {
@@ -324,14 +242,8 @@ fn kwargs(body: &ParsedBody, facts: &TemplateFacts, version: Version) -> Result<
     ];
     let is_disabled = body.some("thinking").and_then(|thinking| kind(thinking)) == Some("disabled");
     let disabled = Json::text(facts.disabled_effort);
-    let configured = body
-        .some("output_config")
-        .and_then(|config| config.some("effort"));
-    let effort = if is_disabled {
-        Some(&disabled)
-    } else {
-        configured
-    };
+    let configured = body.some("output_config").and_then(|config| config.some("effort"));
+    let effort = if is_disabled { Some(&disabled) } else { configured };
     explicit.extend(chat::effort(&kwargs, effort, version));
     Ok(chat::merge(kwargs, explicit))
 }

@@ -148,10 +148,7 @@ pub struct LoadOptions {
 
 impl Default for LoadOptions {
     fn default() -> Self {
-        Self {
-            cache: Arc::new(SegmentCache::new(CACHE_BYTES_DEFAULT)),
-            local_time: Arc::new(CivilTime::now_utc),
-        }
+        Self { cache: Arc::new(SegmentCache::new(CACHE_BYTES_DEFAULT)), local_time: Arc::new(CivilTime::now_utc) }
     }
 }
 
@@ -202,23 +199,12 @@ impl Tokenizer {
     }
 
     /// The same with a shared cache and a clock for templates that print the date.
-    pub fn load_with(
-        path: &Path,
-        options: &TemplateOptions,
-        load: LoadOptions,
-    ) -> Result<Self, TokenizeError> {
+    pub fn load_with(path: &Path, options: &TemplateOptions, load: LoadOptions) -> Result<Self, TokenizeError> {
         let files = load::Files::read(path)?;
-        let version = options
-            .engine_version
-            .as_deref()
-            .map_or_else(Version::default, Version::parse);
+        let version = options.engine_version.as_deref().map_or_else(Version::default, Version::parse);
         let templates = Templates::compile(&files, options, &load.local_time, version)?;
-        let mut encoder = Encoder::new(files.tokenizer, load.cache).map_err(|reason| {
-            TokenizeError::Tokenizer {
-                path: files.path.clone(),
-                reason,
-            }
-        })?;
+        let mut encoder = Encoder::new(files.tokenizer, load.cache)
+            .map_err(|reason| TokenizeError::Tokenizer { path: files.path.clone(), reason })?;
         if let Some(adds) = files.adds {
             let surround = added_surround(&encoder, &files.named_tokens, adds);
             encoder.set_surround(surround);
@@ -226,11 +212,7 @@ impl Tokenizer {
         let loaded = Self {
             encoder,
             templates,
-            named_tokens: files
-                .named_tokens
-                .into_iter()
-                .map(|(name, text)| (name, Value::from(text)))
-                .collect(),
+            named_tokens: files.named_tokens.into_iter().map(|(name, text)| (name, Value::from(text))).collect(),
             default_kwargs: default_kwargs(options)?,
             options: options.clone(),
             version,
@@ -283,15 +265,7 @@ impl Tokenizer {
     /// # Errors
     /// The tokenizer failed on it.
     pub fn encode(&self, text: &str, add_special_tokens: bool) -> Result<Vec<u32>, Fallback> {
-        self.tokens(
-            text,
-            TokenRules {
-                add_special_tokens,
-                truncate: None,
-                side: None,
-                wants_output: false,
-            },
-        )
+        self.tokens(text, TokenRules { add_special_tokens, truncate: None, side: None, wants_output: false })
     }
 
     /// Ids of a plain text by the slow way: in one piece, without cache. For tests of the fast way.
@@ -299,9 +273,7 @@ impl Tokenizer {
     /// # Errors
     /// The tokenizer failed on it.
     pub fn encode_whole(&self, text: &str) -> Result<Vec<u32>, Fallback> {
-        self.encoder
-            .encode_whole(text)
-            .map_err(|_| Fallback::TokenizerError)
+        self.encoder.encode_whole(text).map_err(|_| Fallback::TokenizerError)
     }
 
     /// Ids that the engine's `/tokenize` gives for these messages (a JSON list). It ignores several fields of a chat
@@ -310,9 +282,7 @@ impl Tokenizer {
     /// # Errors
     /// The reason why they cannot be reproduced.
     pub fn tokenize_like_engine_endpoint(&self, messages: &str) -> Result<Vec<u32>, Fallback> {
-        let (Json::List(mut list), None) =
-            json::parse(messages).map_err(|_| Fallback::InvalidRequest)?
-        else {
+        let (Json::List(mut list), None) = json::parse(messages).map_err(|_| Fallback::InvalidRequest)? else {
             return Err(Fallback::UnreadableText);
         };
         if self.version < Version::TOKENIZE_IS_CHAT {
@@ -324,11 +294,7 @@ impl Tokenizer {
         }
         let messages = list.iter().map(chat::in_schema_order).collect();
         let kwargs = vec![(Arc::from("add_generation_prompt"), Json::Bool(true))];
-        let text = self.render_conversation(&Conversation {
-            messages,
-            kwargs,
-            ..Conversation::default()
-        })?;
+        let text = self.render_conversation(&Conversation { messages, kwargs, ..Conversation::default() })?;
         self.encode(&text, false)
     }
 
@@ -342,22 +308,13 @@ impl Tokenizer {
         ];
         let chats = conversations.iter().filter_map(|messages| {
             let expected = self.tokenize_like_engine_endpoint(messages).ok()?;
-            Some(AgreementSample {
-                body: format!(r#"{{"messages":{messages}}}"#),
-                expected,
-            })
+            Some(AgreementSample { body: format!(r#"{{"messages":{messages}}}"#), expected })
         });
         let plain = "The quick brown fox.\n\tdef f(x):\n        return x ** 2  # ½ ﬁ e\u{301}";
-        let plain = self
-            .encode(plain, true)
-            .ok()
-            .map(|expected| AgreementSample {
-                body: format!(
-                    r#"{{"prompt":{}}}"#,
-                    python::dumps(&Json::text(plain), true)
-                ),
-                expected,
-            });
+        let plain = self.encode(plain, true).ok().map(|expected| AgreementSample {
+            body: format!(r#"{{"prompt":{}}}"#, python::dumps(&Json::text(plain), true)),
+            expected,
+        });
         chats.chain(plain).collect()
     }
 
@@ -373,17 +330,8 @@ impl Tokenizer {
         self.encoder.is_fast()
     }
 
-    fn conversation(
-        &self,
-        endpoint: Endpoint,
-        body: &ParsedBody,
-    ) -> Result<Conversation, Fallback> {
-        if self.own_renderer
-            && matches!(
-                endpoint,
-                Endpoint::Chat | Endpoint::Responses | Endpoint::Messages
-            )
-        {
+    fn conversation(&self, endpoint: Endpoint, body: &ParsedBody) -> Result<Conversation, Fallback> {
+        if self.own_renderer && matches!(endpoint, Endpoint::Chat | Endpoint::Responses | Endpoint::Messages) {
             return Err(Fallback::OwnRenderer);
         }
         let exclude = self.options.exclude_tools_when_none;
@@ -408,13 +356,7 @@ impl Tokenizer {
             Json::Str(text) => self.tokens(text, rules),
             Json::List(_) => {
                 let ids = chat::token_ids(prompt).ok_or(Fallback::InvalidRequest)?;
-                self.truncated(
-                    ids,
-                    TokenRules {
-                        side: rules.side.or(Some(Side::Left)),
-                        ..rules
-                    },
-                )
+                self.truncated(ids, TokenRules { side: rules.side.or(Some(Side::Left)), ..rules })
             }
             _ => Err(Fallback::InvalidRequest),
         };
@@ -429,18 +371,10 @@ impl Tokenizer {
     }
 
     fn render_conversation(&self, conversation: &Conversation) -> Result<String, Fallback> {
-        let tools = conversation
-            .tools
-            .clone()
-            .map(|tools| (Arc::from("tools"), Json::List(tools)));
+        let tools = conversation.tools.clone().map(|tools| (Arc::from("tools"), Json::List(tools)));
         let defaults = chat::merge(self.default_kwargs.clone(), tools.into_iter().collect());
         let kwargs = chat::merge(defaults, conversation.kwargs.clone());
-        let find = |key: &str| {
-            kwargs
-                .iter()
-                .find(|(name, _)| &**name == key)
-                .map(|(_, value)| value)
-        };
+        let find = |key: &str| kwargs.iter().find(|(name, _)| &**name == key).map(|(_, value)| value);
         let has_tools = find("tools").is_some_and(|tools| !matches!(tools, Json::Null));
         let requested;
         let template = match &conversation.request_template {
@@ -451,39 +385,19 @@ impl Tokenizer {
                 requested = self.templates.of_request(source, self.version)?;
                 &*requested
             }
-            None => self
-                .templates
-                .choose(has_tools)
-                .ok_or(Fallback::NoTemplate)?,
+            None => self.templates.choose(has_tools).ok_or(Fallback::NoTemplate)?,
         };
         let format = self.format_of(template);
-        let mut shown = chat::messages(
-            &conversation.messages,
-            format,
-            template.knows_developer,
-            self.version,
-        )?;
+        let mut shown = chat::messages(&conversation.messages, format, template.knows_developer, self.version)?;
         let continues = find("continue_final_message").is_some_and(Json::is_truthy);
         let prompts = find("add_generation_prompt").is_some_and(Json::is_truthy);
         if continues && prompts {
             return Err(Fallback::InvalidRequest);
         }
-        let continuation = if continues {
-            Some(Continuation::mark(&mut shown, &template.source)?)
-        } else {
-            None
-        };
-        let bytes = shown
-            .iter()
-            .flatten()
-            .filter_map(|(_, value)| value.as_str())
-            .map(str::len)
-            .sum::<usize>();
+        let continuation = if continues { Some(Continuation::mark(&mut shown, &template.source)?) } else { None };
+        let bytes = shown.iter().flatten().filter_map(|(_, value)| value.as_str()).map(str::len).sum::<usize>();
         let mut variables = self.named_tokens.clone();
-        for (key, value) in kwargs
-            .iter()
-            .filter(|(key, _)| !CONSUMED_KWARGS.contains(&&**key))
-        {
+        for (key, value) in kwargs.iter().filter(|(key, _)| !CONSUMED_KWARGS.contains(&&**key)) {
             variables.retain(|(name, _)| name != key);
             variables.push((Arc::clone(key), python::value(value)));
         }
@@ -491,10 +405,7 @@ impl Tokenizer {
         if find("documents").is_some_and(|documents| !is_list_of_objects(documents)) {
             return Err(Fallback::InvalidRequest);
         }
-        variables.push((
-            Arc::from("messages"),
-            python::list(shown.into_iter().map(python::dict).collect()),
-        ));
+        variables.push((Arc::from("messages"), python::list(shown.into_iter().map(python::dict).collect())));
         variables.push((Arc::from("tools"), or_none("tools")));
         variables.push((Arc::from("documents"), or_none("documents")));
         variables.push((Arc::from("add_generation_prompt"), Value::from(prompts)));
@@ -517,34 +428,20 @@ impl Tokenizer {
     fn tokens(&self, text: &str, rules: TokenRules) -> Result<Vec<u32>, Fallback> {
         let is_cut_before = rules.truncate.is_some()
             && rules.side.is_some()
-            && self
-                .options
-                .max_model_len
-                .is_none_or(|limit| text.len() / TEXT_BYTES_PER_TOKEN_MIN > limit as usize);
+            && self.options.max_model_len.is_none_or(|limit| text.len() / TEXT_BYTES_PER_TOKEN_MIN > limit as usize);
         if is_cut_before {
             return Err(Fallback::UnsupportedContent);
         }
-        let ids = self
-            .encoder
-            .encode(text)
-            .map_err(|_| Fallback::TokenizerError)?;
+        let ids = self.encoder.encode(text).map_err(|_| Fallback::TokenizerError)?;
         let Surround { before, after } = self.encoder.surround();
         if !rules.add_special_tokens || (before.is_empty() && after.is_empty()) {
-            return self.truncated(
-                ids,
-                TokenRules {
-                    side: rules.side.or(Some(Side::Left)),
-                    ..rules
-                },
-            );
+            return self.truncated(ids, TokenRules { side: rules.side.or(Some(Side::Left)), ..rules });
         }
         let surrounded = |ids: &[u32]| [before.as_slice(), ids, after.as_slice()].concat();
         match (rules.side, self.limit(rules)?) {
             // Without a side the tokenizer itself truncates, and leaves room for what is added afterwards.
             (None, Some(limit)) => {
-                let room = limit
-                    .checked_sub(before.len() + after.len())
-                    .ok_or(Fallback::InvalidRequest)?;
+                let room = limit.checked_sub(before.len() + after.len()).ok_or(Fallback::InvalidRequest)?;
                 Ok(surrounded(&ids[ids.len().saturating_sub(room)..]))
             }
             _ => self.truncated(surrounded(&ids), rules),
@@ -567,13 +464,8 @@ impl Tokenizer {
             None => Ok(None),
             Some(limit) if limit >= 0 => Ok(Some(limit as usize)),
             Some(_) => {
-                let context = self
-                    .options
-                    .max_model_len
-                    .ok_or(Fallback::UnsupportedContent)? as usize;
-                Ok(Some(
-                    context.saturating_sub(usize::from(rules.wants_output)),
-                ))
+                let context = self.options.max_model_len.ok_or(Fallback::UnsupportedContent)? as usize;
+                Ok(Some(context.saturating_sub(usize::from(rules.wants_output))))
             }
         }
     }
@@ -581,35 +473,25 @@ impl Tokenizer {
     /// What the engine finds out by rendering probes at start, found out at the first Messages request.
     fn facts(&self) -> &TemplateFacts {
         self.facts.get_or_init(|| TemplateFacts {
-            merges_systems: [false, true].iter().any(|tools| {
-                self.templates
-                    .choose(*tools)
-                    .is_none_or(|template| !template.takes_inline_systems())
-            }),
+            merges_systems: [false, true]
+                .iter()
+                .any(|tools| self.templates.choose(*tools).is_none_or(|template| !template.takes_inline_systems())),
             disabled_effort: self.disabled_effort(),
         })
     }
 
     fn disabled_effort(&self) -> &'static str {
         let probe = |effort: &str| {
-            let messages = vec![Json::map([
-                ("role", Json::text("user")),
-                ("content", Json::text("Hi")),
-            ])];
+            let messages = vec![Json::map([("role", Json::text("user")), ("content", Json::text("Hi"))])];
             let explicit = vec![(Arc::from("add_generation_prompt"), Json::Bool(true))];
             let effort = chat::effort(&Vec::new(), Some(&Json::text(effort)), self.version);
             let kwargs = chat::merge(explicit, effort);
-            self.render_conversation(&Conversation {
-                messages,
-                kwargs,
-                ..Conversation::default()
-            })
+            self.render_conversation(&Conversation { messages, kwargs, ..Conversation::default() })
         };
         match probe("none") {
             Ok(none) => {
-                let is_ignored = ["low", "medium", "high", "xhigh", "max"]
-                    .iter()
-                    .any(|effort| probe(effort).as_ref() == Ok(&none));
+                let is_ignored =
+                    ["low", "medium", "high", "xhigh", "max"].iter().any(|effort| probe(effort).as_ref() == Ok(&none));
                 if is_ignored { "low" } else { "none" }
             }
             Err(_) => "low",
@@ -625,31 +507,18 @@ impl Templates {
         version: Version,
     ) -> Result<Self, TokenizeError> {
         let template = |source: &str| {
-            Template::compile(source, local_time, version).map_err(|reason| {
-                TokenizeError::Template {
-                    path: files.path.clone(),
-                    reason,
-                }
-            })
+            Template::compile(source, local_time, version)
+                .map_err(|reason| TokenizeError::Template { path: files.path.clone(), reason })
         };
-        let named = |name: &str| {
-            files
-                .templates
-                .iter()
-                .find(|(key, _)| key == name)
-                .map(|(_, source)| template(source))
-        };
+        let named =
+            |name: &str| files.templates.iter().find(|(key, _)| key == name).map(|(_, source)| template(source));
         let given = match &options.chat_template {
             None => None,
             Some(given) => Some(template(&given_source(given, &files.templates)?)?),
         };
         // Templates that are not used must not stop the tokenizer from loading.
         let own = |name: &str| {
-            if given.is_some() {
-                Ok(None)
-            } else {
-                named(name).transpose()
-            }
+            if given.is_some() { Ok(None) } else { named(name).transpose() }
         };
         Ok(Self {
             default: own("default")?,
@@ -666,16 +535,10 @@ impl Templates {
     }
 
     fn of_request(&self, source: &Arc<str>, version: Version) -> Result<Arc<Template>, Fallback> {
-        if let Some(known) = self
-            .of_requests
-            .lock()
-            .iter()
-            .find(|template| template.source == *source)
-        {
+        if let Some(known) = self.of_requests.lock().iter().find(|template| template.source == *source) {
             return Ok(Arc::clone(known));
         }
-        let template = Template::compile(source, &self.local_time, version)
-            .map_err(|_| Fallback::TemplateError)?;
+        let template = Template::compile(source, &self.local_time, version).map_err(|_| Fallback::TemplateError)?;
         let template = Arc::new(template);
         let mut known = self.of_requests.lock();
         if known.len() >= REQUEST_TEMPLATES_MAX {
@@ -694,10 +557,7 @@ fn given_source(given: &str, named: &[(String, String)]) -> Result<String, Token
     if given.contains(['{', '}', '\n']) {
         return Ok(given.to_owned());
     }
-    std::fs::read_to_string(given).map_err(|source| TokenizeError::Read {
-        path: given.into(),
-        source,
-    })
+    std::fs::read_to_string(given).map_err(|source| TokenizeError::Read { path: given.into(), source })
 }
 
 fn default_kwargs(options: &TemplateOptions) -> Result<Pairs, TokenizeError> {
@@ -706,40 +566,21 @@ fn default_kwargs(options: &TemplateOptions) -> Result<Pairs, TokenizeError> {
     };
     match json::parse(text) {
         Ok((Json::Map(pairs), None)) => Ok(pairs),
-        _ => Err(TokenizeError::Option {
-            option: "default_kwargs",
-            reason: "expected a JSON object".to_owned(),
-        }),
+        _ => Err(TokenizeError::Option { option: "default_kwargs", reason: "expected a JSON object".to_owned() }),
     }
 }
 
 /// What `add_bos_token` and `add_eos_token` put around a text.
-fn added_surround(
-    encoder: &Encoder,
-    named: &[(Arc<str>, Arc<str>)],
-    (bos, eos): (bool, bool),
-) -> Surround {
+fn added_surround(encoder: &Encoder, named: &[(Arc<str>, Arc<str>)], (bos, eos): (bool, bool)) -> Surround {
     let ids = |name: &str, wanted: bool| {
-        let token = named
-            .iter()
-            .find(|(key, _)| wanted && &**key == name)
-            .map(|(_, token)| token);
-        token
-            .and_then(|token| encoder.id_of(token))
-            .into_iter()
-            .collect()
+        let token = named.iter().find(|(key, _)| wanted && &**key == name).map(|(_, token)| token);
+        token.and_then(|token| encoder.id_of(token)).into_iter().collect()
     };
-    Surround {
-        before: ids("bos_token", bos),
-        after: ids("eos_token", eos),
-    }
+    Surround { before: ids("bos_token", bos), after: ids("eos_token", eos) }
 }
 
 fn token_rules(endpoint: Endpoint, body: &ParsedBody) -> Result<TokenRules, Fallback> {
-    let side = match body
-        .some("truncation_side")
-        .map(|side| side.as_str().map(|side| &**side))
-    {
+    let side = match body.some("truncation_side").map(|side| side.as_str().map(|side| &**side)) {
         None => None,
         Some(Some("left")) => Some(Side::Left),
         Some(Some("right")) => Some(Side::Right),
@@ -755,18 +596,10 @@ fn token_rules(endpoint: Endpoint, body: &ParsedBody) -> Result<TokenRules, Fall
         Some(Json::Bool(adds)) => *adds,
         Some(_) => return Err(Fallback::InvalidRequest),
     };
-    let is_auto = body
-        .some("truncation")
-        .and_then(Json::as_str)
-        .is_some_and(|truncation| &**truncation != "disabled");
+    let is_auto = body.some("truncation").and_then(Json::as_str).is_some_and(|truncation| &**truncation != "disabled");
     let wants_output = body.output_tokens_max.is_some_and(|tokens| tokens > 0);
     let truncate = if is_auto { Some(-1) } else { truncate };
-    Ok(TokenRules {
-        add_special_tokens,
-        truncate,
-        side,
-        wants_output,
-    })
+    Ok(TokenRules { add_special_tokens, truncate, side, wants_output })
 }
 
 fn is_list_of_objects(documents: &Json) -> bool {

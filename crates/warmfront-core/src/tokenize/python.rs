@@ -20,10 +20,7 @@ pub(super) struct Dict(pub Vec<(Arc<str>, Value)>);
 
 impl Dict {
     fn find(&self, key: &str) -> Option<&Value> {
-        self.0
-            .iter()
-            .find(|(name, _)| &**name == key)
-            .map(|(_, value)| value)
+        self.0.iter().find(|(name, _)| &**name == key).map(|(_, value)| value)
     }
 }
 
@@ -37,12 +34,7 @@ impl Object for Dict {
     }
 
     fn enumerate(self: &Arc<Self>) -> Enumerator {
-        Enumerator::Values(
-            self.0
-                .iter()
-                .map(|(key, _)| Value::from(Arc::clone(key)))
-                .collect(),
-        )
+        Enumerator::Values(self.0.iter().map(|(key, _)| Value::from(Arc::clone(key))).collect())
     }
 
     fn render(self: &Arc<Self>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -81,12 +73,7 @@ pub(super) fn value(json: &Json) -> Value {
         Json::Float(value) => Value::from(*value),
         Json::Str(text) => Value::from(Arc::clone(text)),
         Json::List(items) => list(items.iter().map(value).collect()),
-        Json::Map(pairs) => dict(
-            pairs
-                .iter()
-                .map(|(key, item)| (Arc::clone(key), value(item)))
-                .collect(),
-        ),
+        Json::Map(pairs) => dict(pairs.iter().map(|(key, item)| (Arc::clone(key), value(item))).collect()),
     }
 }
 
@@ -139,11 +126,7 @@ fn write_repr(out: &mut String, value: &Value, depth: usize) {
 
 /// A string as Python quotes it: single quotes unless only double ones avoid an escape.
 fn quote(out: &mut String, text: &str) {
-    let mark = if text.contains('\'') && !text.contains('"') {
-        '"'
-    } else {
-        '\''
-    };
+    let mark = if text.contains('\'') && !text.contains('"') { '"' } else { '\'' };
     out.push(mark);
     for c in text.chars() {
         match c {
@@ -184,17 +167,11 @@ fn float(value: f64) -> String {
     if magnitude != 0.0 && !(1e-4..1e16).contains(&magnitude) {
         let scientific = format!("{value:e}");
         let (digits, exponent) = scientific.split_once('e').unwrap_or((&scientific, "0"));
-        let (sign, exponent) = exponent
-            .strip_prefix('-')
-            .map_or(('+', exponent), |exponent| ('-', exponent));
+        let (sign, exponent) = exponent.strip_prefix('-').map_or(('+', exponent), |exponent| ('-', exponent));
         return format!("{digits}e{sign}{exponent:0>2}");
     }
     let plain = value.to_string();
-    if plain.contains('.') {
-        plain
-    } else {
-        plain + ".0"
-    }
+    if plain.contains('.') { plain } else { plain + ".0" }
 }
 
 /// Layout of one `json.dumps` call.
@@ -219,10 +196,7 @@ pub(super) fn tojson(value: &Value, kwargs: &Kwargs) -> Result<Value, Error> {
     let (item, key) = match kwargs.get::<Option<Vec<String>>>("separators")?.as_deref() {
         Some([item, key]) => (item.clone(), key.clone()),
         Some(_) => {
-            return Err(Error::new(
-                ErrorKind::InvalidOperation,
-                "separators must be a pair",
-            ));
+            return Err(Error::new(ErrorKind::InvalidOperation, "separators must be a pair"));
         }
         None if indent.is_some() => (",".to_owned(), ": ".to_owned()),
         None => (", ".to_owned(), ": ".to_owned()),
@@ -231,26 +205,13 @@ pub(super) fn tojson(value: &Value, kwargs: &Kwargs) -> Result<Value, Error> {
     let sort_keys = kwargs.get::<Option<bool>>("sort_keys")?.unwrap_or(false);
     kwargs.assert_all_used()?;
     let mut out = String::new();
-    Layout {
-        ensure_ascii,
-        indent,
-        item,
-        key,
-        sort_keys,
-    }
-    .write(&mut out, value, 0)?;
+    Layout { ensure_ascii, indent, item, key, sort_keys }.write(&mut out, value, 0)?;
     Ok(Value::from(out))
 }
 
 /// `json.dumps(x)` with Python's defaults, of a tree that is not in a template.
 pub(super) fn dumps(json: &Json, ensure_ascii: bool) -> String {
-    let layout = Layout {
-        ensure_ascii,
-        indent: None,
-        item: ", ".to_owned(),
-        key: ": ".to_owned(),
-        sort_keys: false,
-    };
+    let layout = Layout { ensure_ascii, indent: None, item: ", ".to_owned(), key: ": ".to_owned(), sort_keys: false };
     let mut out = String::new();
     // A tree of JSON has no value that `json.dumps` refuses.
     let _ = layout.write(&mut out, &value(json), 0);
@@ -260,10 +221,7 @@ pub(super) fn dumps(json: &Json, ensure_ascii: bool) -> String {
 impl Layout {
     fn write(&self, out: &mut String, value: &Value, depth: usize) -> Result<(), Error> {
         if depth > DEPTH_MAX {
-            return Err(Error::new(
-                ErrorKind::InvalidOperation,
-                "value nests too deeply for tojson",
-            ));
+            return Err(Error::new(ErrorKind::InvalidOperation, "value nests too deeply for tojson"));
         }
         match value.kind() {
             ValueKind::None => out.push_str("null"),
@@ -277,9 +235,7 @@ impl Layout {
             ValueKind::String => self.string(out, value.as_str().unwrap_or_default()),
             ValueKind::Seq | ValueKind::Iterable => {
                 let items: Vec<Value> = value.try_iter()?.collect();
-                self.group(out, ['[', ']'], &items, depth, |out, item| {
-                    self.write(out, item, depth + 1)
-                })?;
+                self.group(out, ['[', ']'], &items, depth, |out, item| self.write(out, item, depth + 1))?;
             }
             ValueKind::Map => {
                 let mut keys: Vec<Value> = value.try_iter()?.collect();
@@ -293,10 +249,7 @@ impl Layout {
                 })?;
             }
             kind => {
-                return Err(Error::new(
-                    ErrorKind::InvalidOperation,
-                    format!("{kind} is not JSON serializable"),
-                ));
+                return Err(Error::new(ErrorKind::InvalidOperation, format!("{kind} is not JSON serializable")));
             }
         }
         Ok(())
@@ -367,10 +320,7 @@ mod tests {
     #[test]
     fn printing_gives_what_python_prints() {
         let printed = of(r#"{"b":[1,2.0,true,null,"it's","q\"","x\n"],"a":{}}"#).to_string();
-        assert_eq!(
-            printed,
-            r#"{'b': [1, 2.0, True, None, "it's", 'q"', 'x\n'], 'a': {}}"#
-        );
+        assert_eq!(printed, r#"{'b': [1, 2.0, True, None, "it's", 'q"', 'x\n'], 'a': {}}"#);
     }
 
     #[test]
@@ -389,13 +339,8 @@ mod tests {
 
     #[test]
     fn json_is_written_as_python_writes_it() {
-        let tree = json::parse(r#"{"z":"ü<\u0001","a":[1,{}],"e":[]}"#)
-            .expect("JSON")
-            .0;
-        assert_eq!(
-            dumps(&tree, false),
-            r#"{"z": "ü<\u0001", "a": [1, {}], "e": []}"#
-        );
+        let tree = json::parse(r#"{"z":"ü<\u0001","a":[1,{}],"e":[]}"#).expect("JSON").0;
+        assert_eq!(dumps(&tree, false), r#"{"z": "ü<\u0001", "a": [1, {}], "e": []}"#);
         assert_eq!(dumps(&Json::text("ü😀"), true), r#""\u00fc\ud83d\ude00""#);
     }
 }

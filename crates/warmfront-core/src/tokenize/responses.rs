@@ -35,33 +35,23 @@ pub(super) fn conversation(
     version: Version,
     exclude_tools_when_none: bool,
 ) -> Result<Conversation, Fallback> {
-    if body.some("previous_response_id").is_some() || body.some("previous_input_messages").is_some()
-    {
+    if body.some("previous_response_id").is_some() || body.some("previous_input_messages").is_some() {
         return Err(Fallback::StoredHistory);
     }
     let mut messages = Vec::new();
     if let Some(instructions) = body.some("instructions").filter(|text| text.is_truthy()) {
         let text = instructions.as_str().ok_or(Fallback::InvalidRequest)?;
-        messages.push(Json::map([
-            ("role", Json::text("system")),
-            ("content", Json::Str(Arc::clone(text))),
-        ]));
+        messages.push(Json::map([("role", Json::text("system")), ("content", Json::Str(Arc::clone(text)))]));
     }
     let input = body.some("input").ok_or(Fallback::InvalidRequest)?;
     match input {
         Json::Str(text) => {
-            messages.push(Json::map([
-                ("role", Json::text("user")),
-                ("content", Json::Str(Arc::clone(text))),
-            ]));
+            messages.push(Json::map([("role", Json::text("user")), ("content", Json::Str(Arc::clone(text)))]));
         }
         Json::List(items) => messages.extend(from_items(items)?),
         _ => return Err(Fallback::InvalidRequest),
     }
-    let is_off = body
-        .some("tool_choice")
-        .and_then(Json::as_str)
-        .is_some_and(|choice| &**choice == "none");
+    let is_off = body.some("tool_choice").and_then(Json::as_str).is_some_and(|choice| &**choice == "none");
     Ok(Conversation {
         token_ids: chat::reused_token_ids(body, &messages, version)?,
         messages,
@@ -77,9 +67,7 @@ fn kwargs(body: &ParsedBody, continues: bool, version: Version) -> Result<Pairs,
         (Arc::from("add_generation_prompt"), Json::Bool(!continues)),
         (Arc::from("continue_final_message"), Json::Bool(continues)),
     ];
-    let effort = body
-        .some("reasoning")
-        .and_then(|reasoning| reasoning.some("effort"));
+    let effort = body.some("reasoning").and_then(|reasoning| reasoning.some("effort"));
     explicit.extend(chat::effort(&kwargs, effort, version));
     Ok(chat::merge(kwargs, explicit))
 }
@@ -115,24 +103,14 @@ fn tools(body: &ParsedBody) -> Result<Option<Vec<Json>>, Fallback> {
 }
 
 fn namespaced_tools(namespace: &Json) -> Result<Vec<Json>, Fallback> {
-    let outer = namespace
-        .get("name")
-        .and_then(Json::as_str)
-        .ok_or(Fallback::InvalidRequest)?;
-    let inner = namespace
-        .get("tools")
-        .and_then(Json::as_list)
-        .ok_or(Fallback::InvalidRequest)?;
+    let outer = namespace.get("name").and_then(Json::as_str).ok_or(Fallback::InvalidRequest)?;
+    let inner = namespace.get("tools").and_then(Json::as_list).ok_or(Fallback::InvalidRequest)?;
     let mut shown = Vec::new();
     for tool in inner {
         let (Json::Map(pairs), Some(name)) = (tool, tool.get("name").and_then(Json::as_str)) else {
             return Err(Fallback::InvalidRequest);
         };
-        if tool
-            .get("type")
-            .and_then(Json::as_str)
-            .is_none_or(|kind| &**kind != "function")
-        {
+        if tool.get("type").and_then(Json::as_str).is_none_or(|kind| &**kind != "function") {
             continue;
         }
         let full = Json::text(&format!("{outer}{NAMESPACE_SEPARATOR}{name}"));
@@ -153,48 +131,26 @@ fn from_items(items: &[Json]) -> Result<Vec<Json>, Fallback> {
         match (kind, role) {
             (Some("function_call"), _) => {
                 let name = text(item, "name")?;
-                let name = match item
-                    .some("namespace")
-                    .and_then(Json::as_str)
-                    .filter(|outer| !outer.is_empty())
-                {
+                let name = match item.some("namespace").and_then(Json::as_str).filter(|outer| !outer.is_empty()) {
                     Some(outer) => Json::text(&format!("{outer}{NAMESPACE_SEPARATOR}{name}")),
                     None => Json::Str(name),
                 };
-                add_call(
-                    &mut messages,
-                    item,
-                    name,
-                    Json::Str(text(item, "arguments")?),
-                )?;
+                add_call(&mut messages, item, name, Json::Str(text(item, "arguments")?))?;
             }
             (Some("custom_tool_call"), _) => {
-                let input = item
-                    .some("input")
-                    .cloned()
-                    .unwrap_or_else(|| Json::text(""));
+                let input = item.some("input").cloned().unwrap_or_else(|| Json::text(""));
                 let arguments = python::dumps(&Json::map([("input", input)]), false);
-                add_call(
-                    &mut messages,
-                    item,
-                    Json::Str(text(item, "name")?),
-                    Json::text(&arguments),
-                )?;
+                add_call(&mut messages, item, Json::Str(text(item, "name")?), Json::text(&arguments))?;
             }
             (Some("reasoning"), _) => {
                 let reasoning = reasoning_text(item)?;
                 add_to_answer(&mut messages, "reasoning", Json::Str(reasoning));
             }
-            (Some("function_call_output" | "custom_tool_call_output"), _) => {
-                messages.push(Json::map([
-                    ("role", Json::text("tool")),
-                    ("content", item.get("output").cloned().unwrap_or(Json::Null)),
-                    (
-                        "tool_call_id",
-                        item.get("call_id").cloned().unwrap_or(Json::Null),
-                    ),
-                ]))
-            }
+            (Some("function_call_output" | "custom_tool_call_output"), _) => messages.push(Json::map([
+                ("role", Json::text("tool")),
+                ("content", item.get("output").cloned().unwrap_or(Json::Null)),
+                ("tool_call_id", item.get("call_id").cloned().unwrap_or(Json::Null)),
+            ])),
             (_, Some("assistant")) => match answer_text(item)? {
                 Some(text) => add_to_answer(&mut messages, "content", Json::Str(text)),
                 None => messages.push(item.clone()),
@@ -207,10 +163,7 @@ fn from_items(items: &[Json]) -> Result<Vec<Json>, Fallback> {
 }
 
 fn text(item: &Json, key: &str) -> Result<Arc<str>, Fallback> {
-    item.get(key)
-        .and_then(Json::as_str)
-        .cloned()
-        .ok_or(Fallback::InvalidRequest)
+    item.get(key).and_then(Json::as_str).cloned().ok_or(Fallback::InvalidRequest)
 }
 
 /// The first text of an answer, whichever way its content is written.
@@ -218,12 +171,7 @@ fn answer_text(item: &Json) -> Result<Option<Arc<str>>, Fallback> {
     match item.get("content") {
         Some(Json::Str(text)) => Ok(Some(Arc::clone(text))),
         Some(Json::List(parts)) => match parts.first() {
-            Some(part)
-                if part
-                    .get("type")
-                    .and_then(Json::as_str)
-                    .is_some_and(|kind| &**kind == "refusal") =>
-            {
+            Some(part) if part.get("type").and_then(Json::as_str).is_some_and(|kind| &**kind == "refusal") => {
                 Err(Fallback::UnsupportedContent)
             }
             Some(part) => Ok(part.some("text").and_then(Json::as_str).cloned()),
@@ -237,14 +185,8 @@ fn reasoning_text(item: &Json) -> Result<Arc<str>, Fallback> {
     if item.some("encrypted_content").is_some_and(Json::is_truthy) {
         return Err(Fallback::UnsupportedContent);
     }
-    let summary = item
-        .get("summary")
-        .and_then(Json::as_list)
-        .ok_or(Fallback::InvalidRequest)?;
-    let content = item
-        .some("content")
-        .and_then(Json::as_list)
-        .unwrap_or_default();
+    let summary = item.get("summary").and_then(Json::as_list).ok_or(Fallback::InvalidRequest)?;
+    let content = item.some("content").and_then(Json::as_list).unwrap_or_default();
     match content.first().or_else(|| summary.first()) {
         Some(part) => text(part, "text"),
         None => Ok(Arc::from("")),
@@ -254,9 +196,7 @@ fn reasoning_text(item: &Json) -> Result<Arc<str>, Fallback> {
 /// Adds `key` to the answer being built, or starts a new one if there is none or it has that key already.
 fn add_to_answer(messages: &mut Vec<Json>, key: &str, value: Json) {
     if let Some(Json::Map(pairs)) = messages.last_mut().filter(|message| is_answer(message))
-        && !pairs
-            .iter()
-            .any(|(name, value)| &**name == key && !matches!(value, Json::Null))
+        && !pairs.iter().any(|(name, value)| &**name == key && !matches!(value, Json::Null))
     {
         pairs.retain(|(name, _)| &**name != key);
         pairs.push((Arc::from(key), value));
@@ -265,18 +205,10 @@ fn add_to_answer(messages: &mut Vec<Json>, key: &str, value: Json) {
     messages.push(Json::map([("role", Json::text("assistant")), (key, value)]));
 }
 
-fn add_call(
-    messages: &mut Vec<Json>,
-    item: &Json,
-    name: Json,
-    arguments: Json,
-) -> Result<(), Fallback> {
+fn add_call(messages: &mut Vec<Json>, item: &Json, name: Json, arguments: Json) -> Result<(), Fallback> {
     let call = Json::map([
         ("id", Json::Str(text(item, "call_id")?)),
-        (
-            "function",
-            Json::map([("name", name), ("arguments", arguments)]),
-        ),
+        ("function", Json::map([("name", name), ("arguments", arguments)])),
         ("type", Json::text("function")),
     ]);
     if let Some(Json::Map(pairs)) = messages.last_mut().filter(|message| is_answer(message)) {
@@ -287,16 +219,10 @@ fn add_call(
         }
         return Ok(());
     }
-    messages.push(Json::map([
-        ("role", Json::text("assistant")),
-        ("tool_calls", Json::List(vec![call])),
-    ]));
+    messages.push(Json::map([("role", Json::text("assistant")), ("tool_calls", Json::List(vec![call]))]));
     Ok(())
 }
 
 fn is_answer(message: &Json) -> bool {
-    message
-        .get("role")
-        .and_then(Json::as_str)
-        .is_some_and(|role| &**role == "assistant")
+    message.get("role").and_then(Json::as_str).is_some_and(|role| &**role == "assistant")
 }

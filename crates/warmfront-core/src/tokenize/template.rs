@@ -39,16 +39,10 @@ impl Template {
     ///
     /// # Errors
     /// Its syntax is not Jinja's, in words.
-    pub(super) fn compile(
-        source: &str,
-        local_time: &LocalTime,
-        version: Version,
-    ) -> Result<Self, String> {
+    pub(super) fn compile(source: &str, local_time: &LocalTime, version: Version) -> Result<Self, String> {
         let plain = without_generation_tags(source);
         let mut environment = environment(local_time);
-        environment
-            .add_template_owned("chat", plain.clone())
-            .map_err(|error| error.to_string())?;
+        environment.add_template_owned("chat", plain.clone()).map_err(|error| error.to_string())?;
         Ok(Self {
             environment,
             source: Arc::from(source),
@@ -62,37 +56,24 @@ impl Template {
     pub(super) fn takes_inline_systems(&self) -> bool {
         let plain = without_generation_tags(&self.source);
         let message = |role: &str| {
-            python::dict(vec![
-                (Arc::from("role"), Value::from(role)),
-                (Arc::from("content"), Value::from("t")),
-            ])
+            python::dict(vec![(Arc::from("role"), Value::from(role)), (Arc::from("content"), Value::from("t"))])
         };
         let probe = python::list(["system", "user", "system", "user"].map(message).to_vec());
         let variables = python::dict(vec![
             (Arc::from("messages"), probe),
             (Arc::from("add_generation_prompt"), Value::from(false)),
         ]);
-        plain == *self.source
-            && base_environment()
-                .render_named_str("chat", &plain, variables)
-                .is_ok()
+        plain == *self.source && base_environment().render_named_str("chat", &plain, variables).is_ok()
     }
 
     /// Renders with these variables. `bytes` is a guess at the size of the result.
     pub(super) fn render(&self, variables: Value, bytes: usize) -> Result<String, Fallback> {
-        let template = self
-            .environment
-            .get_template("chat")
-            .map_err(|_| Fallback::TemplateError)?;
-        let mut output = Bounded {
-            text: Vec::with_capacity(bytes),
-        };
-        template
-            .render_captured_to(variables, &mut output)
-            .map_err(|error| {
-                tracing::debug!(%error, "chat template failed");
-                Fallback::TemplateError
-            })?;
+        let template = self.environment.get_template("chat").map_err(|_| Fallback::TemplateError)?;
+        let mut output = Bounded { text: Vec::with_capacity(bytes) };
+        template.render_captured_to(variables, &mut output).map_err(|error| {
+            tracing::debug!(%error, "chat template failed");
+            Fallback::TemplateError
+        })?;
         String::from_utf8(output.text).map_err(|_| Fallback::TemplateError)
     }
 }
@@ -123,13 +104,10 @@ fn base_environment() -> Environment<'static> {
     environment.set_fuel(Some(FUEL));
     environment.set_unknown_method_callback(method);
     environment.set_formatter(|out, _, value| write_printed(out, value));
-    environment.add_filter("tojson", |value: Value, kwargs: Kwargs| {
-        python::tojson(&value, &kwargs)
-    });
+    environment.add_filter("tojson", |value: Value, kwargs: Kwargs| python::tojson(&value, &kwargs));
     environment.add_filter("string", |value: Value| Value::from(printed(&value)));
-    environment.add_filter("trim", |text: &str, characters: Option<&str>| {
-        strip(text, characters, true, true).to_owned()
-    });
+    environment
+        .add_filter("trim", |text: &str, characters: Option<&str>| strip(text, characters, true, true).to_owned());
     environment.add_test("sequence", is_sequence);
     environment.add_test("iterable", is_sequence);
     environment
@@ -137,20 +115,14 @@ fn base_environment() -> Environment<'static> {
 
 fn environment(local_time: &LocalTime) -> Environment<'static> {
     let mut environment = base_environment();
-    environment.add_function(
-        "raise_exception",
-        |message: String| -> Result<Value, Error> {
-            Err(Error::new(ErrorKind::InvalidOperation, message))
-        },
-    );
+    environment.add_function("raise_exception", |message: String| -> Result<Value, Error> {
+        Err(Error::new(ErrorKind::InvalidOperation, message))
+    });
     let local_time = Arc::clone(local_time);
     environment.add_function("strftime_now", move |format: &str| {
-        local_time().strftime(format).ok_or_else(|| {
-            Error::new(
-                ErrorKind::InvalidOperation,
-                format!("strftime_now: cannot format {format}"),
-            )
-        })
+        local_time()
+            .strftime(format)
+            .ok_or_else(|| Error::new(ErrorKind::InvalidOperation, format!("strftime_now: cannot format {format}")))
     });
     environment
 }
@@ -175,11 +147,7 @@ fn printed(value: &Value) -> String {
 fn is_sequence(value: &Value) -> bool {
     matches!(
         value.kind(),
-        ValueKind::String
-            | ValueKind::Seq
-            | ValueKind::Map
-            | ValueKind::Iterable
-            | ValueKind::Undefined
+        ValueKind::String | ValueKind::Seq | ValueKind::Map | ValueKind::Iterable | ValueKind::Undefined
     )
 }
 
@@ -195,18 +163,11 @@ fn method(state: &State, value: &Value, name: &str, arguments: &[Value]) -> Resu
         let characters: Option<&str> = match arguments {
             [] => None,
             [only] if only.is_none() => None,
-            [only] => Some(
-                only.as_str()
-                    .ok_or_else(|| Error::from(ErrorKind::InvalidOperation))?,
-            ),
+            [only] => Some(only.as_str().ok_or_else(|| Error::from(ErrorKind::InvalidOperation))?),
             _ => return Err(Error::from(ErrorKind::TooManyArguments)),
         };
         let stripped = strip(text, characters, left, right);
-        return Ok(if stripped.len() == text.len() {
-            value.clone()
-        } else {
-            Value::from(stripped)
-        });
+        return Ok(if stripped.len() == text.len() { value.clone() } else { Value::from(stripped) });
     }
     minijinja_contrib::pycompat::unknown_method_callback(state, value, name, arguments)
 }
@@ -216,16 +177,8 @@ fn strip<'t>(text: &'t str, characters: Option<&str>, left: bool, right: bool) -
         Some(characters) => characters.contains(c),
         None => is_space(c),
     };
-    let text = if left {
-        text.trim_start_matches(strips)
-    } else {
-        text
-    };
-    if right {
-        text.trim_end_matches(strips)
-    } else {
-        text
-    }
+    let text = if left { text.trim_start_matches(strips) } else { text };
+    if right { text.trim_end_matches(strips) } else { text }
 }
 
 /// Python's `str.isspace`.
@@ -273,33 +226,20 @@ mod tests {
     #[test]
     fn values_print_as_python_prints_them() {
         let variables = r#"{"n":null,"t":true,"f":1.0,"l":["a",1],"m":{"k":"v"}}"#;
-        let text = render(
-            "{{ n }} {{ t }} {{ f }} {{ l }} {{ m }} {{ l | string }} {{ u }}|",
-            variables,
-        );
-        assert_eq!(
-            text.as_deref(),
-            Ok("None True 1.0 ['a', 1] {'k': 'v'} ['a', 1] |")
-        );
+        let text = render("{{ n }} {{ t }} {{ f }} {{ l }} {{ m }} {{ l | string }} {{ u }}|", variables);
+        assert_eq!(text.as_deref(), Ok("None True 1.0 ['a', 1] {'k': 'v'} ['a', 1] |"));
     }
 
     #[test]
     fn tojson_keeps_order_and_escapes_no_html() {
         let variables = r#"{"m":{"z":"<ü>","a":[1,2]}}"#;
-        assert_eq!(
-            render("{{ m | tojson }}", variables).as_deref(),
-            Ok(r#"{"z": "<ü>", "a": [1, 2]}"#)
-        );
+        assert_eq!(render("{{ m | tojson }}", variables).as_deref(), Ok(r#"{"z": "<ü>", "a": [1, 2]}"#));
         assert_eq!(
             render("{{ m | tojson(indent=2) }}", variables).as_deref(),
             Ok("{\n  \"z\": \"<ü>\",\n  \"a\": [\n    1,\n    2\n  ]\n}")
         );
         assert_eq!(
-            render(
-                "{{ m | tojson(separators=(',', ':'), sort_keys=true, ensure_ascii=true) }}",
-                variables
-            )
-            .as_deref(),
+            render("{{ m | tojson(separators=(',', ':'), sort_keys=true, ensure_ascii=true) }}", variables).as_deref(),
             Ok(r#"{"a":[1,2],"z":"<\u00fc>"}"#)
         );
     }
@@ -312,30 +252,19 @@ mod tests {
 
     #[test]
     fn the_clock_is_handed_in() {
-        assert_eq!(
-            render("{{ strftime_now('%d %b %Y') }}", "{}").as_deref(),
-            Ok("30 Nov 2026")
-        );
-        assert_eq!(
-            render("{{ strftime_now('%Q') }}", "{}"),
-            Err(Fallback::TemplateError)
-        );
+        assert_eq!(render("{{ strftime_now('%d %b %Y') }}", "{}").as_deref(), Ok("30 Nov 2026"));
+        assert_eq!(render("{{ strftime_now('%Q') }}", "{}"), Err(Fallback::TemplateError));
     }
 
     #[test]
     fn strings_and_maps_are_iterable_as_in_jinja() {
-        let source =
-            "{{ 'x' is iterable }} {{ 'x' is sequence }} {{ m is sequence }} {{ 1 is iterable }}";
-        assert_eq!(
-            render(source, r#"{"m":{}}"#).as_deref(),
-            Ok("True True True False")
-        );
+        let source = "{{ 'x' is iterable }} {{ 'x' is sequence }} {{ m is sequence }} {{ 1 is iterable }}";
+        assert_eq!(render(source, r#"{"m":{}}"#).as_deref(), Ok("True True True False"));
     }
 
     #[test]
     fn loops_and_growth_are_bounded() {
-        let endless =
-            "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}";
+        let endless = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}";
         assert_eq!(render(endless, "{}"), Err(Fallback::TemplateError));
         let growing = "{% for a in range(9999) %}{{ x }}{% endfor %}";
         let variables = format!(r#"{{"x":"{}"}}"#, "y".repeat(1 << 16));
@@ -344,26 +273,13 @@ mod tests {
 
     #[test]
     fn raised_exceptions_are_template_errors() {
-        assert_eq!(
-            render("{{ raise_exception('no') }}", "{}"),
-            Err(Fallback::TemplateError)
-        );
+        assert_eq!(render("{{ raise_exception('no') }}", "{}"), Err(Fallback::TemplateError));
         assert_eq!(render("{{ a.b.c }}", "{}"), Err(Fallback::TemplateError));
     }
 
     #[test]
     fn python_strips_what_python_strips() {
-        assert_eq!(
-            render(
-                "{{ x.strip() }}|{{ x | trim }}",
-                "{\"x\":\"\\u001f a \\u00a0\"}"
-            )
-            .as_deref(),
-            Ok("a|a")
-        );
-        assert_eq!(
-            render("{{ x.rstrip('ab') }}", r#"{"x":"xxabba"}"#).as_deref(),
-            Ok("xx")
-        );
+        assert_eq!(render("{{ x.strip() }}|{{ x | trim }}", "{\"x\":\"\\u001f a \\u00a0\"}").as_deref(), Ok("a|a"));
+        assert_eq!(render("{{ x.rstrip('ab') }}", r#"{"x":"xxabba"}"#).as_deref(), Ok("xx"));
     }
 }

@@ -20,10 +20,7 @@ impl Version {
 
     /// Reads the leading `major.minor` of a version string.
     pub(super) fn parse(text: &str) -> Self {
-        let mut numbers = text
-            .trim_start_matches('v')
-            .split(|c: char| !c.is_ascii_digit())
-            .map(str::parse);
+        let mut numbers = text.trim_start_matches('v').split(|c: char| !c.is_ascii_digit()).map(str::parse);
         match (numbers.next(), numbers.next()) {
             (Some(Ok(major)), Some(Ok(minor))) => Self(major, minor),
             _ => Self::default(),
