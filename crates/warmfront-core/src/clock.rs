@@ -1,10 +1,9 @@
 //! The only place that reads clocks.
 //!
 //! Times that leave the core are seconds since the process's own start, as `f64`, never wall time: the router compares
-//! and subtracts them, and a wall clock jumps. The one use of wall time is to compare with a time stamp that an engine
-//! wrote.
+//! and subtracts them, and a wall clock jumps.
 
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::Instant;
 
 /// Seconds since this clock was made. Cheap to copy; all copies agree.
 #[derive(Clone, Copy, Debug)]
@@ -24,13 +23,6 @@ impl Clock {
     #[must_use]
     pub fn now_s(&self) -> f64 {
         self.origin.elapsed().as_secs_f64()
-    }
-
-    /// Seconds since 1970 by this machine's wall clock; 0 if it is set before that.
-    #[must_use]
-    #[allow(clippy::disallowed_methods, reason = "the one place that reads the clock")]
-    pub fn wall_s(&self) -> f64 {
-        SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64())
     }
 }
 
@@ -73,7 +65,7 @@ impl CivilTime {
     #[allow(clippy::disallowed_methods, reason = "the one place that reads the clock")]
     pub fn now_utc() -> Self {
         let since_epoch = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
-        Self::of_unix_s(since_epoch.as_secs() as i64)
+        Self::of_unix_s(since_epoch.as_secs().cast_signed())
     }
 
     /// Seconds since 1970-01-01 00:00 in the clock's own zone.

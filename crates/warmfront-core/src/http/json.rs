@@ -26,6 +26,9 @@ pub enum Json {
     Map(Vec<(Arc<str>, Json)>),
 }
 
+/// An object's keys and values, in order of first appearance.
+pub type Fields = Vec<(Arc<str>, Json)>;
+
 /// What was read but could not be kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Flaw {
@@ -125,10 +128,7 @@ pub fn parse(text: &str) -> Result<(Json, Option<Flaw>), Malformed> {
 ///
 /// # Errors
 /// The text is not JSON, or not an object.
-pub fn parse_fields(
-    text: &str,
-    wanted: impl Fn(&str) -> bool,
-) -> Result<(Vec<(Arc<str>, Json)>, Option<Flaw>), Malformed> {
+pub fn parse_fields(text: &str, wanted: impl Fn(&str) -> bool) -> Result<(Fields, Option<Flaw>), Malformed> {
     let mut reader = Reader::new(text);
     let fields = reader.object(0, Some(&wanted))?;
     reader.end()?;
@@ -233,11 +233,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    fn object(
-        &mut self,
-        depth: usize,
-        wanted: Option<&dyn Fn(&str) -> bool>,
-    ) -> Result<Vec<(Arc<str>, Json)>, Malformed> {
+    fn object(&mut self, depth: usize, wanted: Option<&dyn Fn(&str) -> bool>) -> Result<Fields, Malformed> {
         self.space();
         self.expect(b'{')?;
         let mut pairs = Pairs::default();
@@ -456,21 +452,20 @@ impl<'a> Reader<'a> {
 /// Pairs of an object, with repeated keys folded as a Python dict folds them.
 #[derive(Default)]
 struct Pairs {
-    pairs: Vec<(Arc<str>, Json)>,
+    pairs: Fields,
     index: std::collections::HashMap<Arc<str>, usize>,
 }
 
 impl Pairs {
     fn insert(&mut self, key: Arc<str>, value: Json) {
-        match self.position(&key) {
-            Some(slot) => self.pairs[slot].1 = value,
-            None => {
-                if self.pairs.len() >= LINEAR_KEYS_MAX {
-                    self.index.insert(Arc::clone(&key), self.pairs.len());
-                }
-                self.pairs.push((key, value));
-            }
+        if let Some(slot) = self.position(&key) {
+            self.pairs[slot].1 = value;
+            return;
         }
+        if self.pairs.len() >= LINEAR_KEYS_MAX {
+            self.index.insert(Arc::clone(&key), self.pairs.len());
+        }
+        self.pairs.push((key, value));
     }
 
     fn position(&mut self, key: &str) -> Option<usize> {

@@ -55,12 +55,12 @@ const BILLING_HEADER: &str = "x-anthropic-billing-header";
 /// trimmed the message.
 const CONTINUE_MARK: &str = "CONTINUE_FINAL_MESSAGE_TAG ";
 
-pub(super) type Pairs = Vec<(Arc<str>, Json)>;
+pub(super) type Pairs = json::Fields;
 
 /// One conversation on its way into a template.
 #[derive(Debug, Default)]
 pub(super) struct Conversation {
-    /// As OpenAI messages.
+    /// In the shape of chat completions.
     pub(super) messages: Vec<Json>,
     pub(super) tools: Option<Vec<Json>>,
     /// Keyword arguments of the request, the explicit fields already merged in.
@@ -245,7 +245,7 @@ pub(super) fn messages(
     format: ContentFormat,
     knows_developer: bool,
     version: Version,
-) -> Result<Vec<Vec<(Arc<str>, Value)>>, Fallback> {
+) -> Result<Vec<Shown>, Fallback> {
     let mut shown =
         messages.iter().map(|message| shown_message(message, format, version)).collect::<Result<Vec<_>, _>>()?;
     let has_developer = shown.iter().any(|message| role_of(message) == Some("developer"));
@@ -255,7 +255,8 @@ pub(super) fn messages(
     if shown.is_empty() { Err(Fallback::InvalidRequest) } else { Ok(shown) }
 }
 
-type Shown = Vec<(Arc<str>, Value)>;
+/// A message as the template sees it.
+pub(super) type Shown = Vec<(Arc<str>, Value)>;
 
 fn find<'m>(message: &'m Shown, key: &str) -> Option<&'m Value> {
     message.iter().find(|(name, _)| &**name == key).map(|(_, value)| value)

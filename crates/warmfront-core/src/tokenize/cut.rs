@@ -128,7 +128,9 @@ fn is_harmless_added_token(token: &Value) -> bool {
     let strips = token["lstrip"] == true || token["rstrip"] == true;
     let touches_letters =
         [content.chars().next(), content.chars().last()].into_iter().flatten().any(char::is_alphabetic);
-    !content.is_empty() && !content.contains(char::is_whitespace) && !(strips && touches_letters)
+    let straddles = content.is_empty() || content.contains(char::is_whitespace);
+    let swallows = strips && touches_letters;
+    !straddles && !swallows
 }
 
 /// The first place in `from..to` between a line break and a letter.

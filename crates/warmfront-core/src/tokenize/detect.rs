@@ -134,7 +134,9 @@ impl<'t> Nodes<'t> {
             Expr::Var(_) | Expr::Const(_) => {}
             Expr::Slice(node) => {
                 self.expression(&node.expr);
-                [&node.start, &node.stop, &node.step].into_iter().for_each(|part| self.optional(part.as_ref()));
+                for part in [&node.start, &node.stop, &node.step] {
+                    self.optional(part.as_ref());
+                }
             }
             Expr::UnaryOp(node) => self.expression(&node.expr),
             Expr::BinOp(node) => {
