@@ -37,6 +37,14 @@ def test_a_slow_replica_is_told_from_a_fast_one_and_drawn_towards_the_pool() -> 
     assert 1.8 < model.scale[1] / model.scale[0] <= 2.5
 
 
+def test_an_engine_thirty_times_slower_than_the_prior_is_learned_too() -> None:
+    model = PrefillModel(CostConfig())
+    model.grow()
+    for _ in range(120):
+        model.sample(Slot(0), 2000 * 3.3e-3, 2000, 2e6)
+    assert model.seconds(Slot(0), 2000, 2000) == pytest.approx(6.6, rel=0.15)
+
+
 def test_short_and_absurd_samples_teach_nothing() -> None:
     model = prefill_model([1.0], 0)
     model.sample(Slot(0), 0.01, 100, 5000)
