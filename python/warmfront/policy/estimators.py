@@ -8,7 +8,6 @@ Source: docs/explanation/policies.md, section "What is learned".
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from warmfront.config import CostConfig
@@ -29,6 +28,8 @@ RESIDENCE_PRIOR_S = 5.0
 AGE_BUCKETS = 16
 CREDIT_PRIOR_TOKENS = 2000.0
 CREDIT_FORGET = 0.99
+PREFILL_SHARE_MAX = 0.25
+"""Share of prefill in an interval above which its gaps say nothing about decoding."""
 GROUPS_MAX = 8
 """First tokens after which a long busy period is cut into a sample."""
 
@@ -128,7 +129,8 @@ class Learned:
         """R: seconds from first token to end."""
         self._busy: list[BusyPeriod | None] = []
         self._prefilled_s: list[float] = []
-        self._paced_s: list[float] = []
+        """Predicted prefill seconds that ended since gaps were last reported."""
+        self._paced_s: list[float | None] = []
 
     def grow(self) -> None:
         """Add a row."""
@@ -136,15 +138,15 @@ class Learned:
         self.decode.grow()
         self.residence_s.append(RESIDENCE_PRIOR_S)
         self._busy.append(None)
-        self._prefilled_s.append(-math.inf)
-        self._paced_s.append(-math.inf)
+        self._prefilled_s.append(0.0)
+        self._paced_s.append(None)
 
     def reset(self, slot: Slot) -> None:
         """Forget a replica: the slot belongs to another one now."""
         self.prefill.reset(slot)
         self.decode.reset(slot)
         self.residence_s[slot] = RESIDENCE_PRIOR_S
-        self._busy[slot] = None
+        self._busy[slot], self._prefilled_s[slot], self._paced_s[slot] = None, 0.0, None
 
     def expected_output_tokens(self, output_tokens_max: int | None) -> float:
         """ô of one request: never more than it asked for."""
@@ -170,7 +172,7 @@ class Learned:
 
     def first_token(self, slot: Slot, now_s: float, *, new_tokens: float, prompt_tokens: int, last: bool) -> None:
         """Note the end of a prefill; `last` when nothing is pending behind it."""
-        self._prefilled_s[slot] = now_s
+        self._prefilled_s[slot] += self.prefill.seconds(slot, new_tokens, prompt_tokens)
         busy = self._busy[slot]
         if busy is None:
             return
@@ -194,11 +196,18 @@ class Learned:
             self._busy[slot] = None
 
     def paced(self, slot: Slot, now_s: float, *, gap_s: float, requests: int, context_tokens: float) -> None:
-        """Learn the gap between tokens, if no prefill disturbed the interval since the last call."""
-        clean = self._busy[slot] is None and self._prefilled_s[slot] < self._paced_s[slot]
-        self._paced_s[slot] = now_s
-        if clean and requests > 0 and gap_s > 0:
-            self.decode.sample(slot, gap_s, requests, context_tokens)
+        """Learn the gap between tokens in the interval since the last call.
+
+        Prefill stretches gaps. Its predicted share of the interval is taken off; intervals with more than
+        `PREFILL_SHARE_MAX` of it are left out, or a busy fleet would never learn.
+        """
+        before_s, self._paced_s[slot] = self._paced_s[slot], now_s
+        prefilled_s, self._prefilled_s[slot] = self._prefilled_s[slot], 0.0
+        if before_s is None or now_s <= before_s or requests <= 0 or gap_s <= 0:
+            return
+        share = prefilled_s / (now_s - before_s)
+        if share <= PREFILL_SHARE_MAX:
+            self.decode.sample(slot, gap_s * (1.0 - share), requests, context_tokens)
 
     def finished(self, slot: Slot, *, output_tokens: int | None, residence_s: float | None) -> None:
         """Learn from a complete answer."""

@@ -22,6 +22,8 @@ SAMPLE_TOKENS_MIN = 600
 """Shorter busy periods say more about overhead than about prefill."""
 RATIO_MAX, RATIO_MIN = 8.0, 0.05
 """Samples this far from the prediction are accidents: a stall, a wrong overlap."""
+OUTLIERS_MAX = 8
+"""Accidents in a row after which they are the truth: the engine is another class of machine than the prior."""
 SHRINK = 0.005
 """Share by which a replica's scale returns to the pool with each sample."""
 SECONDS_A_TOKEN_MIN = 1e-6
@@ -42,6 +44,7 @@ class PrefillModel:
         self.scale: list[float] = []
         """s: this replica over the pool."""
         self.samples = 0
+        self._outliers = 0
         self._measured: list[float] = []
         self._predicted: list[float] = []
         self._sums = [0.0] * 5
@@ -65,8 +68,12 @@ class PrefillModel:
         if tokens < SAMPLE_TOKENS_MIN or seconds <= 0:
             return
         predicted = self.alpha * tokens + self.beta * pairs
-        if not RATIO_MIN <= seconds / predicted <= RATIO_MAX:
-            return
+        if RATIO_MIN <= seconds / predicted <= RATIO_MAX:
+            self._outliers = 0
+        else:
+            self._outliers += 1
+            if self._outliers <= OUTLIERS_MAX:
+                return
         self._rescale(slot, seconds, predicted)
         self._fit(seconds / self.scale[slot], tokens, pairs)
         self.samples += 1

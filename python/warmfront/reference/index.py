@@ -411,9 +411,7 @@ class Index:
 
     def _usable(self, state: SlotState, held: Sequence[int]) -> int:
         """Longest prefix of `held` at which every cache group has what it needs."""
-        return next(
-            length for length in range(len(held), -1, -1) if self._groups_serve(state, held[:length])
-        )
+        return next(length for length in range(len(held), -1, -1) if self._groups_serve(state, held[:length]))
 
     def _groups_serve(self, state: SlotState, held: Sequence[int]) -> bool:
         for number, group in enumerate(state.groups.others):

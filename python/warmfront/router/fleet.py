@@ -246,14 +246,20 @@ class Pool:
             if flight is not None and flight.is_prefilling and not flight.request.stream:
                 self.first_token(flight, due_s)
 
-    def paced(self, slot: Slot, gap_s: float, now_s: float) -> None:
-        """Learn the gap between two tokens from the requests that decode now."""
-        fleet = self.fleet
-        if slot not in self.replicas or fleet.pending[slot]:
-            return
-        requests, context_tokens = fleet.in_flight[slot], int(fleet.context_tokens[slot])
-        fleet.learned.paced(slot, now_s, gap_s=gap_s, requests=requests, context_tokens=context_tokens)
-        self._changed(slot)
+    def paced(self, gaps_s: dict[Slot, float], now_s: float) -> None:
+        """Learn the gap between two tokens, by slot, from the requests that decode now."""
+        requests, context_tokens = dict.fromkeys(gaps_s, 0), dict.fromkeys(gaps_s, 0.0)
+        for flight in self.flights.values():
+            slot = flight.slot
+            if slot is not None and slot in gaps_s and not flight.is_prefilling:
+                requests[slot] += 1
+                context_tokens[slot] += flight.context_tokens
+        for slot, gap_s in gaps_s.items():
+            if slot in self.replicas:
+                self.fleet.learned.paced(
+                    slot, now_s, gap_s=gap_s, requests=requests[slot], context_tokens=context_tokens[slot]
+                )
+                self._changed(slot)
 
     def credit_bucket(self, flight: Flight, slot: Slot) -> int:
         """Return the row of the reuse credit that predicted this flight."""

@@ -19,8 +19,8 @@ import msgspec
 from warmfront.config import Config, RouterConfig
 from warmfront.errors import NoReplicaError, QueueTimeoutError, ShedError, UpstreamConnectError
 from warmfront.policy.base import no_overlap
-from warmfront.router import explain
 from warmfront.router.accuracy import Accuracy
+from warmfront.router.answers import State, answer
 from warmfront.router.deciding import Decider, Decision
 from warmfront.router.fleet import Flight, Pool, padded
 from warmfront.router.flow import Flow, Waiting
@@ -28,7 +28,6 @@ from warmfront.router.index import Index
 from warmfront.router.meter import Meter, NullMeter
 from warmfront.router.publish import publish
 from warmfront.types import (
-    Answered,
     Arrived,
     Asked,
     Cancelled,
@@ -92,7 +91,7 @@ class Router:
             ConfigChanged: self._config_changed,
             Paced: self._paced,
             Tick: self._tick,
-            Asked: self._questions.append,
+            Asked: self._asked,
             Stopping: self._stopping,
         }
 
@@ -115,7 +114,7 @@ class Router:
         commands += [self._shed(waiting, QueueTimeoutError.code) for waiting in self._flow.expired(self._now_s)]
         for name in self._flow.pools():
             self._serve(name, commands)
-        commands += [self._answer(question) for question in self._questions]
+        commands += [answer(question, self._state()) for question in self._questions]
         self._questions.clear()
         publish(self._meter, self._pools, self._flow)
         return commands
@@ -225,12 +224,15 @@ class Router:
         if pool is None:
             self._stray("paced")
             return
-        for slot, gaps, seconds in zip(event.slots, event.gaps, event.gap_seconds, strict=False):
-            if gaps > 0:
-                pool.paced(slot, seconds / gaps, self._now_s)
+        rows = zip(event.slots, event.gaps, event.gap_seconds, strict=False)
+        pool.paced({slot: seconds / gaps for slot, gaps, seconds in rows if gaps > 0}, self._now_s)
 
     def _tick(self, event: Tick) -> None:
         self._at(event.time_s)
+
+    def _asked(self, event: Asked) -> None:
+        self._at(event.time_s)
+        self._questions.append(event)
 
     def _stopping(self, event: Stopping) -> None:
         self._at(event.time_s)
@@ -352,65 +354,18 @@ class Router:
             self._starved.discard(pool.name)
             logger.info("pool %s: a replica is ready again", pool.name)
 
-    # -- what is asked
-
-    def _answer(self, question: Asked) -> Answered:
-        self._at(question.time_s)
-        if question.question == "explain":
-            return self._explain(question)
-        if question.question == "fleet":
-            return _answered(question, self._fleet_report())
-        if question.question == "policy":
-            return _answered(question, self._policy_report())
-        return _answered(question, explain.Problem(f"no such question: {question.question}"), status=404)
-
-    def _explain(self, question: Asked) -> Answered:
-        request = question.request
-        if request is None:
-            return _answered(question, explain.Problem("explain needs a request"), status=400)
-        pool = self._pools.get(request.pool)
-        if pool is None:
-            return _answered(question, explain.Problem(f"no pool serves {request.model}"), status=404)
-        pool.fleet.now_s = self._now_s
-        overlap = self._overlap(request, pool)
-        eligible = pool.fleet.eligible
-        pool.fleet.allow(pool.serving(request.model))
-        costs, decision = self._decider.explain(request, overlap, pool.fleet)
-        pool.fleet.allow(eligible)
-        body = explain.explanation(
-            request,
-            pool=pool,
-            policy=self._config.policy.name,
-            overlap=overlap,
-            costs=costs,
-            choices=[] if decision is None else decision.choices,
-            reason=NoReplicaError.code if decision is None else decision.reason,
-        )
-        return _answered(question, body)
-
-    def _fleet_report(self) -> explain.FleetReport:
-        return explain.FleetReport(
-            version=self._fleet_version,
-            time_s=self._now_s,
-            policy=self._config.policy.name,
-            policy_errors=self._decider.errors,
-            stray_events=dict(sorted(self._strays.items())),
-            pools=[explain.pool_report(pool, waiting=self._flow.depth(name)) for name, pool in self._pools.items()],
-        )
-
-    def _policy_report(self) -> explain.PolicyReport:
-        policy = self._config.policy
-        return explain.PolicyReport(
-            name=policy.name,
-            known=self._decider.known(),
-            constants=msgspec.to_builtins(policy),
-            learned={name: explain.learned_report(pool.fleet.learned) for name, pool in self._pools.items()},
+    def _state(self) -> State:
+        return State(
+            now_s=self._now_s,
+            fleet_version=self._fleet_version,
+            policy=self._config.policy,
+            decider=self._decider,
+            flow=self._flow,
+            pools=self._pools,
+            strays=self._strays,
+            overlap=self._overlap,
         )
 
 
 def _has_blocks(request: Request) -> bool:
     return request.route == "prefix" and request.basis != "none"
-
-
-def _answered(question: Asked, body: msgspec.Struct, *, status: int = 200) -> Answered:
-    return Answered(question.id, status, msgspec.json.encode(body))

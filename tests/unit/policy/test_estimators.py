@@ -37,6 +37,14 @@ def test_a_slow_replica_is_told_from_a_fast_one_and_drawn_towards_the_pool() -> 
     assert 1.8 < model.scale[1] / model.scale[0] <= 2.5
 
 
+def test_an_engine_thirty_times_slower_than_the_prior_is_learned_too() -> None:
+    model = PrefillModel(CostConfig())
+    model.grow()
+    for _ in range(120):
+        model.sample(Slot(0), 2000 * 3.3e-3, 2000, 2e6)
+    assert model.seconds(Slot(0), 2000, 2000) == pytest.approx(6.6, rel=0.15)
+
+
 def test_short_and_absurd_samples_teach_nothing() -> None:
     model = prefill_model([1.0], 0)
     model.sample(Slot(0), 0.01, 100, 5000)
@@ -69,19 +77,29 @@ def test_one_stalled_gap_does_not_ruin_what_was_learned() -> None:
     assert model.seconds(Slot(0), 8, 20_000) == pytest.approx(0.02, rel=0.2)
 
 
-def test_gaps_measured_during_prefill_teach_nothing_about_decoding() -> None:
+def test_prefill_is_taken_off_the_gaps_that_it_stretched() -> None:
     learned = Learned(CostConfig())
     learned.grow()
     slot = Slot(0)
-    learned.paced(slot, 1.0, gap_s=0.02, requests=4, context_tokens=1000)
-    learned.dispatched(slot, 1.1, new_tokens=1000, alone=True, usable=True)
-    learned.paced(slot, 1.2, gap_s=0.5, requests=4, context_tokens=1000)
-    learned.first_token(slot, 1.3, new_tokens=1000, prompt_tokens=1000, last=True)
-    learned.paced(slot, 1.4, gap_s=0.5, requests=4, context_tokens=1000)
-    before = learned.decode.samples
-    learned.paced(slot, 1.6, gap_s=0.02, requests=4, context_tokens=1000)
-    assert learned.decode.samples == before + 1
-    assert learned.decode.seconds(slot, 4, 1000) < 0.03
+    learned.paced(slot, 0.0, gap_s=0.03, requests=4, context_tokens=1000)
+    for number in range(1, 200):  # each second 0.22 s of prefill, so that gaps of 39 ms hide steps of 30 ms
+        learned.dispatched(slot, number - 0.5, new_tokens=2000, alone=True, usable=False)
+        learned.first_token(slot, number - 0.2, new_tokens=2000, prompt_tokens=2000, last=True)
+        learned.paced(slot, number, gap_s=0.03 / 0.78, requests=4, context_tokens=1000)
+    assert learned.decode.seconds(slot, 4, 1000) == pytest.approx(0.03, rel=0.05)
+
+
+def test_gaps_measured_during_much_prefill_teach_nothing_about_decoding() -> None:
+    learned = Learned(CostConfig())
+    learned.grow()
+    slot = Slot(0)
+    learned.paced(slot, 0.0, gap_s=0.03, requests=4, context_tokens=1000)
+    learned.dispatched(slot, 0.1, new_tokens=8000, alone=True, usable=True)
+    learned.first_token(slot, 0.9, new_tokens=8000, prompt_tokens=8000, last=True)
+    learned.paced(slot, 1.0, gap_s=0.5, requests=4, context_tokens=1000)
+    assert learned.decode.samples == 0
+    learned.paced(slot, 2.0, gap_s=0.02, requests=4, context_tokens=1000)
+    assert learned.decode.samples == 1
 
 
 def test_a_busy_period_is_one_sample() -> None:
