@@ -74,8 +74,9 @@ def main() -> int:
     results: dict[str, Any] = {"about": about(arguments.quick, times), "failures": []}
     failures: list[str] = results["failures"]
     core = [str(bench.binary("index_bench")), "--json", *(["--quick"] if arguments.quick else [])]
-    results["core"] = lines_of(core, failures)
-    results["decision"] = lines_of([sys.executable, str(ROOT / "benchmarks/decision_bench.py")], failures)
+    results["core"] = lines_of("index_bench", core, failures)
+    decision = [sys.executable, str(ROOT / "benchmarks/decision_bench.py")]
+    results["decision"] = lines_of("decision_bench", decision, failures)
     results["requests"] = list(each_round(contenders, times, bench.requests, failures))
     streaming = [contender for contender in contenders if contender.relays]
     results["streams"] = list(each_round(streaming, times, bench.streams, failures))
@@ -145,14 +146,14 @@ def _output(command: Sequence[str]) -> str:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
 
 
-def lines_of(command: Sequence[str], failures: list[str]) -> list[dict[str, Any]]:
+def lines_of(name: str, command: Sequence[str], failures: list[str]) -> list[dict[str, Any]]:
     """Run a benchmark that prints one JSON object a line; one that fails is noted and gives none."""
     print(" ".join(command), file=sys.stderr, flush=True)
     pinned = ["taskset", "-c", str(HARNESS_CORE), *command]
     try:
         done = subprocess.run(pinned, capture_output=True, text=True, check=True, timeout=RUN_TIMEOUT_S)
     except (OSError, subprocess.SubprocessError) as error:
-        failures.append(f"{Path(command[-1]).name}: {error}")
+        failures.append(f"{name}: {error}")
         return []
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
 
