@@ -5,6 +5,26 @@ Everything else takes these names from here, so that the boundary is one line lo
 
 from __future__ import annotations
 
-from warmfront._core import Index, Port, Tokenizer, decode_batch, error_faces, hash_tokens, roundtrip, version
+from warmfront._core import (
+    Index,
+    Port,
+    Tokenizer,
+    decode_batch,
+    error_faces,
+    hash_tokens,
+    read_commands,
+    sample_events,
+    version,
+)
 
-__all__ = ["Index", "Port", "Tokenizer", "decode_batch", "error_faces", "hash_tokens", "roundtrip", "version"]
+__all__ = [
+    "Index",
+    "Port",
+    "Tokenizer",
+    "decode_batch",
+    "error_faces",
+    "hash_tokens",
+    "read_commands",
+    "sample_events",
+    "version",
+]

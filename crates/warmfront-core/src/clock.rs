@@ -1,7 +1,8 @@
 //! The only place that reads clocks.
 //!
 //! Times that leave the core are seconds since the process's own start, as `f64`, never wall time: the router compares
-//! and subtracts them, and a wall clock jumps.
+//! and subtracts them, and a wall clock jumps. Wall time serves only to compare with a time stamp that an engine wrote
+//! and to print a date.
 
 use std::time::Instant;
 
@@ -23,6 +24,13 @@ impl Clock {
     #[must_use]
     pub fn now_s(&self) -> f64 {
         self.origin.elapsed().as_secs_f64()
+    }
+
+    /// Seconds since 1970 by this machine's wall clock; 0 if it is set before that.
+    #[must_use]
+    #[allow(clippy::disallowed_methods, reason = "the one place that reads the clock")]
+    pub fn wall_s(&self) -> f64 {
+        std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64())
     }
 }
 

@@ -11,12 +11,23 @@ mod view;
 
 use std::collections::BTreeMap;
 
+use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
 use crate::mailbox::Slot;
 
 pub use live::{Fleet, Load, Means, Tell};
 pub use view::{FleetView, Pool, Replica, Tokens};
+
+/// The `MessagePack` map that the router and the control process read.
+///
+/// # Panics
+///
+/// Never: writing to memory does not fail.
+#[must_use]
+pub fn encode(state: &FleetState) -> Bytes {
+    rmp_serde::to_vec_named(state).expect("writing to memory does not fail").into()
+}
 
 /// Control process → core: all servers that exist now.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

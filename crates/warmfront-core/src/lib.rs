@@ -17,6 +17,7 @@ pub mod log;
 pub mod mailbox;
 pub mod meter;
 pub mod metrics;
+pub mod overlap;
 pub mod requests;
 pub mod runtime;
 pub mod tokenize;

@@ -27,14 +27,14 @@ use crate::clock::Clock;
 use crate::config::CoreConfig;
 use crate::control::{Answerer, Control, Question, Reply, keep_running};
 use crate::error::CoreError;
-use crate::fleet::{Fleet, FleetState, FleetUpdate, FleetView, Means};
+use crate::fleet::{Fleet, FleetState, FleetUpdate, FleetView, Means, encode};
 use crate::http::{Ask, Front, Preparer, Stop, serve};
-use crate::index::OverlapColumns;
 use crate::mailbox::{Event, Mailbox, Received, RequestId, Slot};
 use crate::meter::Meter;
 use crate::metrics::Metrics;
+use crate::overlap::PoolOverlap;
 use crate::requests::RequestTable;
-use crate::tokenize::Tokenizer;
+use crate::tokenize::{LoadOptions, SegmentCache, Tokenizer};
 
 /// How long [`Service::receive`] waits at a time; the deciding thread sees signals of its own language in between.
 const RECEIVE_WAIT: Duration = Duration::from_millis(500);
@@ -57,6 +57,8 @@ struct Shared {
     requests: Arc<RequestTable>,
     preparer: Arc<Preparer>,
     view: Arc<ArcSwap<FleetView>>,
+    /// Already tokenized pieces of prompts, for all tokenizers.
+    segments: Arc<SegmentCache>,
     /// Stops accepting.
     stop: Stop,
     /// Ends everything at once.
@@ -108,17 +110,12 @@ impl Service {
         self.shared.mailbox.command(commands)
     }
 
-    /// What each replica of the request's pool holds of its prompt: one entry a block size of the pool, with its index's
-    /// columns in blocks. Slots of other block sizes are empty in it.
-    pub fn overlap(&self, id: RequestId) -> Result<Vec<(u32, OverlapColumns)>, CoreError> {
+    /// What each replica of the request's pool holds of its prompt.
+    pub fn overlap(&self, id: RequestId) -> Result<PoolOverlap, CoreError> {
         let prompt = self.shared.requests.get(id)?;
         let view = self.shared.view.load();
-        let now_s = self.shared.clock.now_s();
         let pool = view.pool(&prompt.pool).ok_or(CoreError::UnknownRequest(id))?;
-        let columns = |(size, hashes): &(u32, Arc<[crate::block::SeqHash]>)| {
-            Some((*size, pool.indexes.get(size)?.overlap(hashes, now_s)))
-        };
-        Ok(prompt.hashes.iter().filter_map(columns).collect())
+        Ok(PoolOverlap::of(&prompt, pool, self.shared.clock.now_s()))
     }
 
     /// The router has chosen `slot`: the prompt's blocks are in use there and predicted to be held.
@@ -167,9 +164,10 @@ impl Shared {
         let requests = Arc::new(RequestTable::new(Arc::clone(&view), clock));
         let compute_threads = compute_threads(&config);
         let preparer = Arc::new(Preparer::new(&config.index, compute_threads, clock, Arc::clone(&metrics)));
+        let segments = Arc::new(SegmentCache::new(config.index.segment_cache_bytes));
         let (ended, _) = watch::channel(false);
         let (stop, halt) = (Stop::default(), Notify::new());
-        Self { config, clock, metrics, mailbox, requests, preparer, view, stop, halt, ended }
+        Self { config, clock, metrics, mailbox, requests, preparer, view, segments, stop, halt, ended }
     }
 
     fn stop_or_halt(&self) {
@@ -266,7 +264,10 @@ impl Background {
             mailbox.push(Event::FleetChanged { time_s: mailbox.clock().now_s(), fleet: fleet.clone() });
             states.send_replace(fleet);
         });
-        let load = |path: &Path, template: &_| Tokenizer::load(path, template).map_err(|error| error.to_string());
+        let options = LoadOptions { cache: Arc::clone(&shared.segments), ..LoadOptions::default() };
+        let load = move |path: &Path, template: &_| {
+            Tokenizer::load_with(path, template, options.clone()).map_err(|error| error.to_string())
+        };
         let fleet = Fleet::new(means, Arc::clone(&shared.view), Arc::new(load), tell);
         let socket = &shared.config.control.socket;
         let control = match socket.as_str() {
@@ -314,10 +315,6 @@ async fn obey([mut terminate, mut interrupt]: [Signal; 2], shared: &Shared) {
         }
         shared.stop_or_halt();
     }
-}
-
-fn encode(state: &FleetState) -> Bytes {
-    rmp_serde::to_vec_named(state).expect("writing to memory does not fail").into()
 }
 
 /// Questions of the admin API go to the router; `explain` with the request it is about.

@@ -5,6 +5,7 @@
 mod errors;
 mod index;
 mod port;
+mod samples;
 mod tokenizer;
 
 use pyo3::prelude::*;
@@ -20,13 +21,13 @@ fn error_faces() -> Vec<(u16, &'static str, &'static str)> {
 /// One event of each kind, encoded as a batch: what the contract test decodes in Python.
 #[pyfunction]
 fn sample_events(py: Python<'_>) -> Bound<'_, PyBytes> {
-    PyBytes::new(py, &mailbox::encode(&mailbox::samples()))
+    PyBytes::new(py, &mailbox::encode_events(&samples::events()))
 }
 
 /// Decodes a batch of commands and gives their debug form, one a command: what the contract test compares.
 #[pyfunction]
 fn read_commands(commands: &[u8]) -> PyResult<Vec<String>> {
-    let commands = mailbox::decode(commands).map_err(errors::to_py)?;
+    let commands = mailbox::decode_commands(commands).map_err(errors::to_py)?;
     Ok(commands.iter().map(|command| format!("{command:?}")).collect())
 }
 
@@ -38,14 +39,12 @@ fn version() -> &'static str {
 
 #[pymodule(gil_used = false)]
 fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
-    module.add_class::<index::Index>()?;
+    index::register(module)?;
     module.add_class::<port::Port>()?;
     module.add_class::<tokenizer::Tokenizer>()?;
     module.add_function(wrap_pyfunction!(error_faces, module)?)?;
     module.add_function(wrap_pyfunction!(sample_events, module)?)?;
     module.add_function(wrap_pyfunction!(read_commands, module)?)?;
     module.add_function(wrap_pyfunction!(version, module)?)?;
-    module.add_function(wrap_pyfunction!(index::hash_tokens, module)?)?;
-    module.add_function(wrap_pyfunction!(index::decode_batch, module)?)?;
     Ok(())
 }

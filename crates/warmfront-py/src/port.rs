@@ -1,6 +1,7 @@
 //! The live service as one Python object.
 
 use pyo3::prelude::*;
+use pyo3::pybacked::PyBackedStr;
 use pyo3::types::PyBytes;
 use warmfront_core::config::CoreConfig;
 use warmfront_core::error::CoreError;
@@ -10,7 +11,7 @@ use crate::errors::{detached, to_py};
 
 /// Columns of `warmfront.types.Overlap`, in its field order.
 type Columns =
-    (Vec<u32>, Vec<u32>, Vec<u32>, Vec<u32>, Vec<u32>, Vec<u64>, Vec<u64>, Vec<u64>, Vec<u64>, Vec<f32>, Option<u64>);
+    (Vec<u32>, Vec<u32>, Vec<u32>, Vec<u32>, Vec<u32>, Vec<u64>, Vec<u64>, Vec<u64>, Vec<u64>, Vec<f64>, Option<u64>);
 
 /// Both queues of a running data process. All methods may be called from one thread at a time only.
 #[pyclass(frozen)]
@@ -40,9 +41,9 @@ impl Port {
         detached(py, || self.service.command(commands))
     }
 
-    /// What each replica of `pool` holds of the request's prompt. Keeps the GIL: microseconds.
-    fn overlap(&self, id: u64, pool: &str) -> PyResult<Columns> {
-        let found = self.service.overlap(id, pool).map_err(to_py)?;
+    /// What each replica of the request's pool holds of its prompt. Keeps the GIL: microseconds.
+    fn overlap(&self, id: u64) -> PyResult<Columns> {
+        let found = self.service.overlap(id).map_err(to_py)?;
         Ok((
             found.device,
             found.confirmed,
@@ -60,22 +61,22 @@ impl Port {
 
     /// Notes that `slot` will hold the request's prompt.
     fn predict(&self, id: u64, slot: u32) -> PyResult<()> {
-        self.service.predict(id, slot).map_err(to_py)
+        self.service.dispatched(id, slot).map_err(to_py)
     }
 
-    /// Adds to a counter of the catalogue.
-    fn count(&self, name: &str, labels: Vec<String>, amount: f64) {
-        self.service.metrics().count(name, &labels, amount);
+    /// Adds to a counter of the catalogue; counters count whole things.
+    fn count(&self, name: &str, labels: Vec<PyBackedStr>, n: u64) {
+        self.service.metrics().inc(name, &borrowed(&labels), n);
     }
 
     /// Adds one observation to a histogram of the catalogue.
-    fn observe(&self, name: &str, labels: Vec<String>, value: f64) {
-        self.service.metrics().observe(name, &labels, value);
+    fn observe(&self, name: &str, labels: Vec<PyBackedStr>, value: f64) {
+        self.service.metrics().observe(name, &borrowed(&labels), value);
     }
 
     /// Sets a gauge of the catalogue.
-    fn set(&self, name: &str, labels: Vec<String>, value: f64) {
-        self.service.metrics().set(name, &labels, value);
+    fn set(&self, name: &str, labels: Vec<PyBackedStr>, value: f64) {
+        self.service.metrics().set(name, &borrowed(&labels), value);
     }
 
     /// Address that clients reach, with the port that was really bound.
@@ -89,4 +90,8 @@ impl Port {
         py.detach(|| self.service.stop());
         Ok(())
     }
+}
+
+fn borrowed(labels: &[PyBackedStr]) -> Vec<&str> {
+    labels.iter().map(|label| &**label).collect()
 }

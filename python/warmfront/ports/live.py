@@ -38,7 +38,7 @@ class LiveIndex:
         Raises:
             UnknownRequestError: The client has left.
         """
-        return Overlap(*self._port.overlap(request.id, request.pool))
+        return Overlap(*self._port.overlap(request.id))
 
     def predict(self, request: Request, slot: Slot) -> None:
         """Note that `slot` will hold the prompt, so that the next decision of the batch sees it.
@@ -60,7 +60,7 @@ class LiveMeter:
 
     def count(self, name: str, labels: tuple[str, ...], n: float) -> None:
         """Add to a counter."""
-        self._port.count(name, labels, n)
+        self._port.count(name, labels, int(n))
 
     def observe(self, name: str, labels: tuple[str, ...], value: float) -> None:
         """Add one observation to a histogram."""

@@ -105,6 +105,12 @@ pub struct Tokenizer {
     facts: OnceLock<TemplateFacts>,
 }
 
+impl std::fmt::Debug for Tokenizer {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.debug_struct("Tokenizer").finish_non_exhaustive()
+    }
+}
+
 impl Tokenizer {
     /// Loads a model directory or a `tokenizer.json`, with a cache of its own.
     ///
