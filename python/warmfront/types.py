@@ -191,6 +191,8 @@ class EventState(Struct, frozen=True):
     restarts: int = 0
     malformed: int = 0
     unknown_parents: int = 0
+    unconfirmed: int = 0
+    """Predicted blocks that no event ever confirmed: tokens or templates differ."""
     complete: bool = False
     block_size: int | None = None
 

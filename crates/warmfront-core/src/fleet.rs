@@ -170,6 +170,8 @@ pub struct EventState {
     pub restarts: u64,
     pub malformed: u64,
     pub unknown_parents: u64,
+    /// Predicted blocks that no event ever confirmed: tokens or templates differ.
+    pub unconfirmed: u64,
     /// Share of the engine's life that the index has seen: false when the start of the stream could not be replayed.
     pub complete: bool,
     pub block_size: Option<u32>,

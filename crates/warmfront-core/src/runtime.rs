@@ -159,6 +159,7 @@ impl Shared {
     fn new(config: CoreConfig) -> Self {
         let clock = Clock::start();
         let metrics = Arc::new(Metrics::new(&config.metrics, config.label_values_max));
+        metrics.set("warmfront_build_info", &[env!("CARGO_PKG_VERSION")], 1.0);
         let mailbox = Arc::new(Mailbox::new(clock, config.queues.clone(), &metrics));
         let view = Arc::new(ArcSwap::from_pointee(FleetView::default()));
         let requests = Arc::new(RequestTable::new(Arc::clone(&view), clock));
@@ -256,6 +257,7 @@ impl Background {
             index: shared.config.index.clone(),
             kv: shared.config.kv.clone(),
             meter,
+            segments: Arc::clone(&shared.segments),
             changed: Arc::new(Notify::new()),
         };
         let mailbox = Arc::clone(&shared.mailbox);

@@ -17,16 +17,18 @@ use tokio::time::MissedTickBehavior;
 
 use super::pool::LivePool;
 use super::view::{FleetView, Pool, Tokens};
-use super::{FleetState, FleetUpdate, PoolUpdate, TemplateOptions};
+use super::{FleetState, FleetUpdate, PoolUpdate, Replica, TemplateOptions};
 use crate::clock::Clock;
 use crate::config::{IndexConfig, KvConfig};
 use crate::meter::Meter;
-use crate::tokenize::Tokenizer;
+use crate::tokenize::{SegmentCache, Tokenizer};
 
 /// How often counters and loads are passed on at most.
 const TELL_INTERVAL: Duration = Duration::from_millis(500);
 /// Changes of state that come closer together than this are told as one.
 const SETTLE: Duration = Duration::from_millis(20);
+/// How often one replica's unconfirmed predictions are said again while they go on.
+const MISMATCH_WARNING_INTERVAL_S: f64 = 60.0;
 
 /// What pools need to work.
 #[derive(Clone)]
@@ -35,6 +37,8 @@ pub struct Means {
     pub index: IndexConfig,
     pub kv: KvConfig,
     pub meter: Arc<dyn Meter>,
+    /// Shared by all tokenizers; measured here.
+    pub segments: Arc<SegmentCache>,
     /// Told when the state of an event stream changes, or what is known about the shape of its blocks.
     pub changed: Arc<Notify>,
 }
@@ -57,6 +61,15 @@ pub struct Fleet {
     told: Option<FleetState>,
     updated_s: f64,
     evicted: HashMap<String, u64>,
+    unconfirmed: HashMap<String, Unconfirmed>,
+    segment_hits: u64,
+}
+
+/// Predictions of one replica that no event ever confirmed.
+#[derive(Clone, Copy, Debug, Default)]
+struct Unconfirmed {
+    blocks: u64,
+    warned_s: Option<f64>,
 }
 
 /// What became of one attempt to read a tokenizer.
@@ -84,6 +97,8 @@ impl Fleet {
             told: None,
             updated_s,
             evicted: HashMap::new(),
+            unconfirmed: HashMap::new(),
+            segment_hits: 0,
         }
     }
 
@@ -119,6 +134,8 @@ impl Fleet {
         self.version = update.version;
         self.degraded = update.degraded;
         self.pools.retain(|name, _| update.pools.iter().any(|pool| pool.name == *name));
+        let lives = |id: &String| update.pools.iter().any(|pool| pool.replicas.iter().any(|replica| replica.id == *id));
+        self.unconfirmed.retain(|id, _| lives(id));
         for pool in update.pools {
             self.update_pool(pool);
         }
@@ -208,9 +225,11 @@ impl Fleet {
         let approximate = view.pools.iter().filter(|pool| matches!(pool.tokens, Tokens::Approximate(_))).count();
         meter.set("warmfront_approximate_pools", &[], approximate as f64);
         meter.set("warmfront_fleet_age_seconds", &[], self.means.clock.now_s() - self.updated_s);
+        self.measure_segments();
         for pool in &view.pools {
             self.measure_index(pool);
             for replica in pool.occupied() {
+                self.compare_predictions(pool, replica);
                 let (id, load) = (replica.id.as_str(), replica.update.load);
                 meter.set("warmfront_replica_ready", &[id], f64::from(u8::from(replica.ready)));
                 for (name, value) in [
@@ -223,6 +242,37 @@ impl Fleet {
                     }
                 }
             }
+        }
+    }
+
+    fn measure_segments(&mut self) {
+        let stats = self.means.segments.stats();
+        self.means.meter.set("warmfront_segment_cache_bytes", &[], stats.bytes as f64);
+        self.means.meter.add("warmfront_segment_cache_hits_total", &[], stats.hits.saturating_sub(self.segment_hits));
+        self.segment_hits = stats.hits;
+    }
+
+    /// Blocks that we expected and the engine never announced: it computes other tokens than we do.
+    fn compare_predictions(&mut self, pool: &Pool, replica: &Replica) {
+        let stats = pool.indexes.get(&replica.block_size).and_then(|index| index.slot_stats(replica.slot));
+        let Some(stats) = stats else { return };
+        let known = self.unconfirmed.entry(replica.id.clone()).or_default();
+        let new = stats.unconfirmed.saturating_sub(known.blocks);
+        known.blocks = stats.unconfirmed;
+        replica.events.lock().unconfirmed = stats.unconfirmed;
+        if new == 0 {
+            return;
+        }
+        self.means.meter.add("warmfront_unconfirmed_predictions_total", &[&replica.id], new);
+        let now_s = self.means.clock.now_s();
+        if known.warned_s.is_none_or(|warned_s| now_s - warned_s > MISMATCH_WARNING_INTERVAL_S) {
+            known.warned_s = Some(now_s);
+            tracing::warn!(
+                replica = replica.id,
+                blocks = stats.unconfirmed,
+                "predicted blocks were never confirmed by the engine's events: its tokenizer, chat template or block \
+                 size differs from ours, or it refuses these requests"
+            );
         }
     }
 
