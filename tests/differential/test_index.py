@@ -9,7 +9,6 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
 from warmfront import _core, reference
 from warmfront.types import RequestId, Slot
 
@@ -78,7 +77,9 @@ class Store(NamedTuple):
 
     def event(self) -> dict[str, Any]:
         first = min(self.first, len(self.path) - 1)
-        names = [name(self.path[: end + 1], self.slot, self.flavour, self.scheme) for end in range(first, len(self.path))]
+        names = [
+            name(self.path[: end + 1], self.slot, self.flavour, self.scheme) for end in range(first, len(self.path))
+        ]
         sparse = self.kind == "sliding_window"
         parent = name(self.path[:first], self.slot, self.flavour, self.scheme) if first else None
         event: dict[str, Any] = {
@@ -160,7 +161,9 @@ class Control(NamedTuple):
     argument: int
 
 
-groups = st.sampled_from([(None, None), (None, None), (1, "full_attention"), (0, "sliding_window"), (2, "mamba"), (3, "full_attention")])
+groups = st.sampled_from(
+    [(None, None), (None, None), (1, "full_attention"), (0, "sliding_window"), (2, "mamba"), (3, "full_attention")]
+)
 stores = st.builds(
     lambda place, **fields: Store(group=place[0], kind=place[1], **fields),
     groups,
@@ -185,7 +188,9 @@ controls = st.builds(
     st.sampled_from(["release", "withdraw", "wait", "wait", "stale", "fresh", "forget", "replace", "remove"]),
     st.integers(0, 4),
 )
-operations = st.one_of(stores, stores, stores, removals, removals, placeholders, clears, dispatches, dispatches, controls)
+operations = st.one_of(
+    stores, stores, stores, removals, removals, placeholders, clears, dispatches, dispatches, controls
+)
 
 
 class Both:
@@ -222,7 +227,9 @@ class Both:
         payload = msgspec.msgpack.encode([1.5, events, 0])
         core = self.core.apply(slot, payload, self.now_s)
         plain = self.plain.apply(Slot(slot), reference.decode(payload), self.now_s)
-        assert {key: value for key, value in core.items() if value} == {key: value for key, value in plain.items() if value}
+        assert {key: value for key, value in core.items() if value} == {
+            key: value for key, value in plain.items() if value
+        }
 
     def control(self, what: str, argument: int) -> None:
         slot = argument % SLOTS

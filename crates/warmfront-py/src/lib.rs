@@ -6,5 +6,8 @@ use pyo3::prelude::*;
 
 #[pymodule(gil_used = false)]
 fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
-    index::register(module)
+    module.add_class::<index::Index>()?;
+    module.add_function(wrap_pyfunction!(index::hash_tokens, module)?)?;
+    module.add_function(wrap_pyfunction!(index::decode_batch, module)?)?;
+    Ok(())
 }
