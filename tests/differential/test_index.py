@@ -15,6 +15,8 @@ from warmfront.types import RequestId, Slot
 BLOCK_SIZE = 4
 SLOTS = 4
 SEED = 5
+HYBRID = 2
+"""This slot mostly has two cache groups."""
 APPROXIMATE = 3
 """This slot has no events of its own and room for few blocks."""
 
@@ -31,11 +33,11 @@ class Flavour(NamedTuple):
 
 FLAVOURS = [Flavour(None, None), Flavour("a", None), Flavour(None, "a"), Flavour("a", "s")]
 
-paths = st.lists(st.integers(0, 2), min_size=1, max_size=7).map(tuple)
+paths = st.lists(st.integers(0, 1), min_size=1, max_size=5).map(tuple)
 slots = st.integers(0, SLOTS - 1)
-flavours = st.sampled_from(FLAVOURS)
-tiers = st.sampled_from(["GPU", "GPU", "GPU", "cpu", "CPU", "STORAGE", "remote", None])
-schemes = st.sampled_from(["shared", "own", "clashing"])
+flavours = st.sampled_from([FLAVOURS[0]] * 8 + FLAVOURS)
+tiers = st.sampled_from(["GPU"] * 8 + ["cpu", "CPU", "STORAGE", "remote", None])
+schemes = st.sampled_from(["shared"] * 5 + ["own", "clashing"])
 
 
 def tokens_of(path: Path) -> list[int]:
@@ -154,6 +156,23 @@ class Dispatch(NamedTuple):
     flavour: Flavour
 
 
+class Hybrid(NamedTuple):
+    """A prompt is stored in a sliding-window group, which keeps its last blocks, and in full attention."""
+
+    slot: int
+    path: Path
+    keep: int
+    window: int
+
+    def events(self) -> list[dict[str, Any]]:
+        shared = {"slot": self.slot, "path": self.path, "first": 0, "flavour": FLAVOURS[0], "scheme": "shared"}
+        shared |= {"medium": "GPU", "window": self.window, "tagged": True, "keep": self.keep}
+        return [
+            Store(**shared, group=0, kind="sliding_window").event(),
+            Store(**shared, group=1, kind="full_attention").event(),
+        ]
+
+
 class Control(NamedTuple):
     """Anything that is neither an event nor a dispatch."""
 
@@ -162,7 +181,7 @@ class Control(NamedTuple):
 
 
 groups = st.sampled_from(
-    [(None, None), (None, None), (1, "full_attention"), (0, "sliding_window"), (2, "mamba"), (3, "full_attention")]
+    [(None, None)] * 8 + [(1, "full_attention"), (0, "sliding_window"), (2, "mamba"), (3, "full_attention")]
 )
 stores = st.builds(
     lambda place, **fields: Store(group=place[0], kind=place[1], **fields),
@@ -183,13 +202,14 @@ removals = st.builds(
 placeholders = st.builds(Placeholder, slots, paths, flavours, schemes, st.sampled_from(["CPU", "STORAGE"]))
 clears = st.builds(Clear, slots)
 dispatches = st.builds(Dispatch, st.integers(1, 4), paths, slots, flavours)
+hybrids = st.builds(Hybrid, st.just(HYBRID), paths, st.integers(1, 3), st.sampled_from([5, 9]))
 controls = st.builds(
     Control,
     st.sampled_from(["release", "withdraw", "wait", "wait", "stale", "fresh", "forget", "replace", "remove"]),
     st.integers(0, 4),
 )
 operations = st.one_of(
-    stores, stores, stores, removals, removals, placeholders, clears, dispatches, dispatches, controls
+    stores, stores, stores, hybrids, removals, removals, placeholders, clears, dispatches, dispatches, controls
 )
 
 
@@ -220,6 +240,8 @@ class Both:
                 self.plain.dispatch(RequestId(id), plain_hashes(path, flavour), Slot(slot), self.now_s)
             case Control(what, argument):
                 self.control(what, argument)
+            case Hybrid():
+                self.apply(operation.slot, operation.events())
             case _:
                 self.apply(operation.slot, [operation.event()])
 
@@ -291,7 +313,7 @@ def test_core_index_agrees_with_reference(sequence: list[Any], probes: list[tupl
     for operation in sequence:
         both.run(operation)
         both.compare_stats()
-        asked = [(operation.path, operation.flavour)] if hasattr(operation, "path") else []
+        asked = [(operation.path, getattr(operation, "flavour", FLAVOURS[0]))] if hasattr(operation, "path") else []
         for path, flavour in asked + probes:
             both.compare(path, flavour)
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from warmfront import _core, reference
 from warmfront.types import Slot
 
