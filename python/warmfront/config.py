@@ -7,6 +7,7 @@ names the path and the source. Only this module reads the environment; code rece
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -16,15 +17,23 @@ import yaml
 from msgspec import Meta, Struct
 
 from warmfront.errors import ConfigError
+from warmfront.obs.catalog import METRICS
 
 Positive = Annotated[float, Meta(gt=0)]
 Count = Annotated[int, Meta(ge=1)]
+
+_ADDRESS = r"^(\[[0-9A-Fa-f:.]+\]|[^:\s]+):[0-9]{1,5}$"
+_URL = r"^http://(\[[0-9A-Fa-f:.]+\]|[^/?#@:\s]+):[0-9]{1,5}/?$"
+_PATTERN_WORDS = {_ADDRESS: "`host:port`", _URL: "`http://host:port` without path, query or password"}
+
+Address = Annotated[str, Meta(pattern=_ADDRESS)]
+Url = Annotated[str, Meta(pattern=_URL)]
 
 
 class FrontConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """The port that clients talk to."""
 
-    listen: str = "127.0.0.1:8080"
+    listen: Address = "127.0.0.1:8080"
     """Address and port for clients. Loopback by default: exposing it is a decision. Port 0 picks a free one."""
     io_threads: Count = 1
     """Threads that accept, relay and receive KV events. One carries about 1,000 streams at 50 tokens/s."""
@@ -100,6 +109,10 @@ class KvConfig(Struct, frozen=True, forbid_unknown_fields=True):
     unknown_parents_max: Count = 64
     """Stores with unknown parents in a row before the stream is treated as after a gap."""
 
+    def __post_init__(self) -> None:
+        if self.reconnect_delay_s > self.reconnect_delay_s_max:
+            raise ValueError("reconnect_delay_s is above reconnect_delay_s_max")
+
 
 class QueueConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """The two queues around the router."""
@@ -117,7 +130,7 @@ class QueueConfig(Struct, frozen=True, forbid_unknown_fields=True):
 class ControlConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """The control process: discovery, probing, admin API."""
 
-    admin_listen: str = "127.0.0.1:8081"
+    admin_listen: Address = "127.0.0.1:8081"
     """Address of the admin API. Loopback by default."""
     probe_interval_s: Positive = 1.0
     """How often each server is asked for health and load."""
@@ -125,10 +138,16 @@ class ControlConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """How long such a question may take."""
     unready_after: Count = 3
     """Failed probes in a row before a server counts as not ready."""
+    answer_timeout_s: Positive = 10.0
+    """How long the admin API waits for the data process. Explaining a long prompt means tokenizing it."""
     restart_delay_s: Positive = 0.5
     """First pause before a dead control process is started again; doubles up to `restart_delay_s_max`."""
     restart_delay_s_max: Positive = 30.0
     """Longest such pause."""
+
+    def __post_init__(self) -> None:
+        if self.restart_delay_s > self.restart_delay_s_max:
+            raise ValueError("restart_delay_s is above restart_delay_s_max")
 
 
 class EventsConfig(Struct, frozen=True, forbid_unknown_fields=True):
@@ -145,8 +164,8 @@ class EventsConfig(Struct, frozen=True, forbid_unknown_fields=True):
 class ServerConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """One engine server."""
 
-    url: str
-    """`http://host:port`."""
+    url: Url
+    """`http://host:port`, without a path. Engines are reached without TLS."""
     engine: str = "auto"
     """`vllm`, `generic` or `auto`: found out by probing."""
     events: EventsConfig | Literal["auto", "off"] = "auto"
@@ -184,6 +203,12 @@ class FleetConfig(Struct, frozen=True, forbid_unknown_fields=True):
     models: dict[str, ModelConfig] = {}
     """By served name."""
 
+    def __post_init__(self) -> None:
+        urls = [server.url.rstrip("/") for server in self.servers]
+        twice = sorted({url for url in urls if urls.count(url) > 1})
+        if twice:
+            raise ValueError(f"servers are listed twice: {', '.join(twice)}")
+
 
 class CostConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """`marginal_cost`. Only the two targets are the operator's; the rest moves results by less than 5 %."""
@@ -191,7 +216,7 @@ class CostConfig(Struct, frozen=True, forbid_unknown_fields=True):
     ttft_target_s: Positive = 2.0
     """S_ttft: how a second of first-token delay trades against decode slowness."""
     tpot_target_s: Positive = 0.1
-    """S_tpot."""
+    """S_tpot: how a second a token trades against first-token delay."""
     arrival_weight: Annotated[float, Meta(ge=0)] = 3.0
     """k_F: delay imposed on future arrivals."""
     price_max: Annotated[float, Meta(ge=1)] = 60.0
@@ -201,9 +226,9 @@ class CostConfig(Struct, frozen=True, forbid_unknown_fields=True):
     memory_threshold: Annotated[float, Meta(ge=0, lt=1)] = 0.65
     """u0: share of KV memory in use above which memory costs."""
     memory_weight: Annotated[float, Meta(ge=0)] = 1.0
-    """k_M."""
+    """k_M: how much memory pressure costs above the threshold; 0 ignores memory."""
     eviction_weight: Annotated[float, Meta(ge=0)] = 1.0
-    """k_E."""
+    """k_E: how much an expected eviction costs; 0 ignores evictions."""
     regret_prior: Annotated[float, Meta(ge=0, le=1)] = 0.4
     """g0: probability that an evicted token is wanted again, before anything is known."""
     regret_prior_evictions: Positive = 2000.0
@@ -213,7 +238,7 @@ class CostConfig(Struct, frozen=True, forbid_unknown_fields=True):
     future_weight: Annotated[float, Meta(ge=0)] = 0.5
     """k_D: weight of the conversation's later turns."""
     future_turns_max: Annotated[float, Meta(ge=0)] = 60.0
-    """Cap of N_T."""
+    """Cap of N_T, the later turns that a conversation is expected to have."""
     fleet_mix: Annotated[float, Meta(ge=0, le=1)] = 0.5
     """Share of the fleet mean in the price of prefill work."""
     prefill_prior_s: Positive = 110e-6
@@ -228,7 +253,8 @@ class PolicyConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """How a replica is chosen."""
 
     name: str = "marginal_cost"
-    """`marginal_cost`, `round_robin`, `random`, `least_loaded`, `power_of_two`, `session`, `prefix_hash`, or a plugin."""
+    """One of `marginal_cost`, `least_loaded`, `power_of_two`, `round_robin`, `random`, `session`, `prefix_hash`; or a
+    plugin."""
     seed: int = 0
     """Seed of everything random in decisions."""
     load_bound: Annotated[float, Meta(ge=1)] = 1.25
@@ -305,6 +331,7 @@ def load(
     path: Path | None = None,
     environment: Mapping[str, str] | None = None,
     overrides: Sequence[str] = (),
+    flags: Mapping[str, Any] | None = None,
 ) -> Config:
     """Merge all sources, weakest first, and validate.
 
@@ -312,24 +339,94 @@ def load(
         path: YAML file.
         environment: Defaults to the process's own. Only names that begin with `WARMFRONT_` and hold `__` count.
         overrides: `path.to.field=value`, the value in YAML.
+        flags: What other flags of the command line say, as a tree; the strongest source.
 
     Raises:
         ConfigError: Names the path inside the configuration and the source of the bad value.
     """
+    return load_with_sources(path=path, environment=environment, overrides=overrides, flags=flags)[0]
+
+
+def load_with_sources(
+    *,
+    path: Path | None = None,
+    environment: Mapping[str, str] | None = None,
+    overrides: Sequence[str] = (),
+    flags: Mapping[str, Any] | None = None,
+) -> tuple[Config, dict[str, str]]:
+    """Do as `load`, and return with it where each value that is not a default came from, by its path."""
     layers = [*_file_layer(path), *_environment_layers(os.environ if environment is None else environment)]
     layers += [_override_layer(text) for text in overrides]
+    layers += [("command line", dict(flags))] if flags else []
     merged: dict[str, Any] = {}
+    sources: dict[str, str] = {}
     for source, layer in layers:
         _check(layer, source)
         merged = _merge(merged, layer)
-    return _convert(merged, "merged configuration")
+        sources |= dict.fromkeys(_leaves(layer), source)
+    return _convert(merged, "merged configuration"), sources
+
+
+def core_config(config: Config, *, control_command: Sequence[str] = (), control_socket: str = "") -> bytes:
+    """Return the JSON object that the core takes at start: `CoreConfig` of `crates/warmfront-core/src/config.rs`.
+
+    Args:
+        config: The whole configuration; the core gets only what it needs.
+        control_command: Command line of the control process; empty: none is started.
+        control_socket: Unix socket on which the control process reports.
+    """
+    control = {
+        "command": list(control_command),
+        "socket": control_socket,
+        "restart_delay_s": config.control.restart_delay_s,
+        "restart_delay_s_max": config.control.restart_delay_s_max,
+    }
+    return msgspec.json.encode(
+        {
+            "front": config.front,
+            "upstream": config.upstream,
+            "index": config.index,
+            "kv": config.kv,
+            "queues": config.queues,
+            "control": control,
+            "log": config.log,
+            "metrics": METRICS,
+            "label_values_max": config.metrics.label_values_max,
+        }
+    )
+
+
+def redacted(config: Config) -> dict[str, Any]:
+    """Return the configuration as a tree in which header values, the one place for secrets, read `***`."""
+    tree: dict[str, Any] = msgspec.to_builtins(config)
+    for server in tree["fleet"]["servers"]:
+        server["headers"] = dict.fromkeys(server["headers"], "***")
+    return tree
+
+
+class _Loader(yaml.SafeLoader):
+    """Plain scalars as YAML 1.2 reads them: `off` is a word, `1e-3` a number, `1:30` and dates are text."""
+
+
+_Loader.yaml_implicit_resolvers = {}
+for _kind, _pattern, _first in (
+    ("bool", r"true|True|TRUE|false|False|FALSE", "tTfF"),
+    ("int", r"[-+]?[0-9]+|0x[0-9a-fA-F]+", "-+0123456789"),
+    ("float", r"[-+]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?", "-+.0123456789"),
+    ("null", r"~|null|Null|NULL|", "~nN"),
+):
+    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_kind}", re.compile(rf"^(?:{_pattern})$"), [*_first, ""])
+
+
+def _parse_yaml(text: str) -> Any:
+    return yaml.load(text, Loader=_Loader)
 
 
 def _file_layer(path: Path | None) -> list[tuple[str, dict[str, Any]]]:
     if path is None:
         return []
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = _parse_yaml(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from error
     except yaml.YAMLError as error:
@@ -357,7 +454,7 @@ def _override_layer(text: str) -> tuple[str, dict[str, Any]]:
 
 def _nest(path: Sequence[str], text: str) -> dict[str, Any]:
     try:
-        value: Any = yaml.safe_load(text)
+        value: Any = _parse_yaml(text)
     except yaml.YAMLError as error:
         raise ConfigError(f"{'.'.join(path)}: {text!r} is not YAML: {error}") from error
     for name in reversed(path):
@@ -375,6 +472,14 @@ def _merge(weak: dict[str, Any], strong: dict[str, Any]) -> dict[str, Any]:
     return merged
 
 
+def _leaves(tree: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """Paths of all values that are not mappings."""
+    paths: list[str] = []
+    for name, value in tree.items():
+        paths += _leaves(value, f"{prefix}{name}.") if isinstance(value, dict) and value else [prefix + name]
+    return paths
+
+
 def _check(layer: dict[str, Any], source: str) -> None:
     _convert(layer, source)
 
@@ -385,4 +490,12 @@ def _convert(tree: dict[str, Any], source: str) -> Config:
     except msgspec.ValidationError as error:
         message, _, where = str(error).partition(" - at `$.")
         path = where.rstrip("`") or "configuration"
-        raise ConfigError(f"{path}: {message[:1].lower()}{message[1:]} ({source})") from error
+        raise ConfigError(f"{path}: {_in_words(message)} ({source})") from error
+
+
+def _in_words(message: str) -> str:
+    """Say what a pattern means instead of printing it."""
+    if "matching regex" in message:
+        fitting = (words for pattern, words in _PATTERN_WORDS.items() if repr(pattern) in message)
+        message = f"expected {next(fitting)}"
+    return message[:1].lower() + message[1:]

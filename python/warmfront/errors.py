@@ -3,6 +3,7 @@
     WarmfrontError
     ├── ConfigError                  never reaches a client
     ├── EventStreamError             never reaches a client
+    ├── UnknownRequestError          never reaches a client
     ├── CoreError                    500
     └── ClientError                  has a face: status, type, code
         ├── InvalidRequestError      400 · PromptTooLongError 400 · AuthenticationError 401 · ModelNotFoundError 404
@@ -32,6 +33,10 @@ class ConfigError(WarmfrontError):
 
 class EventStreamError(WarmfrontError):
     """A KV event stream cannot be used."""
+
+
+class UnknownRequestError(WarmfrontError, LookupError):
+    """The core no longer knows the request: its client has left."""
 
 
 class ClientError(WarmfrontError):

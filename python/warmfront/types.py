@@ -139,6 +139,8 @@ class ReplicaUpdate(Struct, frozen=True):
     events: EventSource | None = None
     headers: dict[str, str] = {}
     load: EngineLoad = EngineLoad()
+    lacks: list[str] = []
+    """Names of the pool's models that this replica does not serve (an adapter not loaded there): not to be chosen."""
 
 
 class TemplateOptions(Struct, frozen=True):
@@ -347,4 +349,3 @@ class Overlap(Struct, frozen=True, array_like=True):
     """Seconds since a request of this prefix was last sent there; negative: never."""
     frontier_key: int | None
     """Sequence hash at the deepest device or host depth of any replica; `None` when nothing is held."""
-

@@ -4,11 +4,30 @@
 //! with the next). The core gives each replica a slot, adjusts subscriptions, indexes and connection pools, and passes a
 //! [`FleetState`] to the router. Both are `MessagePack` maps, so that either side may learn fields before the other.
 
+mod feed;
+mod live;
+mod pool;
+mod view;
+
 use std::collections::BTreeMap;
 
+use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
 use crate::mailbox::Slot;
+
+pub use live::{Fleet, Load, Means, Tell};
+pub use view::{FleetView, Pool, Replica, Tokens};
+
+/// The `MessagePack` map that the router and the control process read.
+///
+/// # Panics
+///
+/// Never: writing to memory does not fail.
+#[must_use]
+pub fn encode(state: &FleetState) -> Bytes {
+    rmp_serde::to_vec_named(state).expect("writing to memory does not fail").into()
+}
 
 /// Control process → core: all servers that exist now.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -78,6 +97,9 @@ pub struct ReplicaUpdate {
     pub headers: BTreeMap<String, String>,
     #[serde(default)]
     pub load: EngineLoad,
+    /// Names of the pool's models that this replica does not serve (an adapter not loaded there): not to be chosen.
+    #[serde(default)]
+    pub lacks: Vec<String>,
 }
 
 /// Where a replica publishes KV events.
@@ -135,7 +157,7 @@ pub struct ReplicaState {
 pub struct EventState {
     /// `live`, `connecting`, `catching_up`, `stale` or `none`.
     pub state: String,
-    /// Why it is not live, in words.
+    /// Why it is not live, or what is missing although it is, in words.
     pub reason: Option<String>,
     pub last_sequence: Option<u64>,
     /// Seconds between an event's own time stamp and its arrival (last batch); `None` before the first.

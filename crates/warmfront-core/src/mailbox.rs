@@ -5,8 +5,21 @@
 //! both. Pushing never blocks: a full event queue is an error of the request that wanted in. Ends of requests (`Finished`,
 //! `Failed`, `Cancelled`) are always taken, since they are bounded by the requests in flight.
 
+mod in_flight;
+mod pace;
+mod queue;
+mod wire;
+
+#[cfg(test)]
+mod tests;
+
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
+
+pub use in_flight::{InFlight, Outcome};
+pub use pace::PaceCell;
+pub use queue::{Answer, Decision, Full, Mailbox, Received};
+pub use wire::{decode_commands, encode_events};
 
 /// Number of one request, unique in this process.
 pub type RequestId = u64;
@@ -72,7 +85,7 @@ pub struct Usage {
     pub output_tokens: Option<u32>,
 }
 
-/// Everything that can happen. Serialised as `[tag, fields...]` by [`Event::encode`].
+/// Everything that can happen. Serialised as `[tag, fields...]` by [`encode_events`].
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
     /// `["arrived", request]`

@@ -1,13 +1,50 @@
-//! The extension module `warmfront._core`: conversions between Python and `warmfront-core`, and nothing else.
+//! Python bindings: conversions and nothing else.
+//!
+//! Coarse calls only: a batch of events out, a batch of commands in, one configuration object. No callbacks into Python.
 
+mod errors;
 mod index;
+mod port;
+mod samples;
+mod tokenizer;
 
 use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+use warmfront_core::{error, mailbox};
+
+/// `(status, type, code)` of every error the core answers with.
+#[pyfunction]
+fn error_faces() -> Vec<(u16, &'static str, &'static str)> {
+    error::FACES.iter().map(|face| (face.status, face.kind, face.code)).collect()
+}
+
+/// One event of each kind, encoded as a batch: what the contract test decodes in Python.
+#[pyfunction]
+fn sample_events(py: Python<'_>) -> Bound<'_, PyBytes> {
+    PyBytes::new(py, &mailbox::encode_events(&samples::events()))
+}
+
+/// Decodes a batch of commands and gives their debug form, one a command: what the contract test compares.
+#[pyfunction]
+fn read_commands(commands: &[u8]) -> PyResult<Vec<String>> {
+    let commands = mailbox::decode_commands(commands).map_err(errors::to_py)?;
+    Ok(commands.iter().map(|command| format!("{command:?}")).collect())
+}
+
+/// Version of the core, equal to the package's.
+#[pyfunction]
+fn version() -> &'static str {
+    env!("CARGO_PKG_VERSION")
+}
 
 #[pymodule(gil_used = false)]
 fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
-    module.add_class::<index::Index>()?;
-    module.add_function(wrap_pyfunction!(index::hash_tokens, module)?)?;
-    module.add_function(wrap_pyfunction!(index::decode_batch, module)?)?;
+    index::register(module)?;
+    module.add_class::<port::Port>()?;
+    module.add_class::<tokenizer::Tokenizer>()?;
+    module.add_function(wrap_pyfunction!(error_faces, module)?)?;
+    module.add_function(wrap_pyfunction!(sample_events, module)?)?;
+    module.add_function(wrap_pyfunction!(read_commands, module)?)?;
+    module.add_function(wrap_pyfunction!(version, module)?)?;
     Ok(())
 }

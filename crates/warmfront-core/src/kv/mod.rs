@@ -2,4 +2,8 @@
 
 pub mod apply;
 mod msgpack;
+pub mod replay;
+pub mod sequence;
+pub mod subscribe;
 pub mod wire;
+pub mod zmtp;

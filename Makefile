@@ -1,0 +1,52 @@
+# Everything below works from a fresh clone with Python 3.11+, a Rust toolchain (rustup) and a C compiler.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+CARGO_TARGET_DIR ?= target
+export CARGO_TARGET_DIR
+
+.PHONY: help build demo test test-fast check bench docs clean
+
+help: ## Show this list
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
+
+$(VENV)/.tools: pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "warmfront needs Python 3.11 or newer")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
+	$(BIN)/python -m pip install --quiet --group dev
+	@touch $@
+
+RUST := $(shell find crates -name '*.rs' -o -name 'Cargo.toml') Cargo.toml Cargo.lock
+
+$(VENV)/.built: $(VENV)/.tools $(RUST)
+	$(BIN)/maturin develop --release --quiet
+	@touch $@
+
+build: $(VENV)/.built ## Build the package into .venv
+
+demo: build ## Four embedded engines, round robin against prefix routing, one table
+	$(BIN)/warmfront demo
+
+test: build ## All tests: Rust, Python, and real vLLM servers
+	cargo test --quiet --workspace --exclude warmfront-py
+	$(BIN)/pytest
+
+test-fast: build ## The tests that need no engine servers
+	cargo test --quiet -p warmfront-core
+	$(BIN)/pytest --ignore tests/integration
+
+check: build ## Every check, then every test
+	scripts/check
+	$(MAKE) test
+
+bench: build ## Measure against the peers and render docs/reference/benchmarks.md
+	cargo build --quiet --release -p warmfront-bench
+	$(BIN)/python benchmarks/run.py
+	$(BIN)/python benchmarks/report.py
+
+docs: build ## Render the generated pages
+	$(BIN)/python scripts/docs.py
+
+clean: ## Remove what was built
+	rm -rf $(VENV) $(CARGO_TARGET_DIR)

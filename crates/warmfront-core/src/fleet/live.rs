@@ -1,0 +1,250 @@
+//! The fleet's supervisor: one task that turns updates into slots, indexes, subscriptions and snapshots.
+//!
+//! Updates carry the whole state, so only the newest counts and a missed one does no harm. Everything that can happen ends
+//! in the same few steps: adjust the pools, swap the snapshot, tell the router. Tokenizers are read on blocking threads;
+//! until one is there its pool is `loading` and already follows events. Runs on the single-threaded background runtime:
+//! a subscription that was aborted there is never polled again, so nothing reaches a slot after it was freed.
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use tokio::sync::{Notify, watch};
+use tokio::task::{JoinError, JoinSet};
+use tokio::time::MissedTickBehavior;
+
+use super::pool::LivePool;
+use super::view::{FleetView, Pool, Tokens};
+use super::{FleetState, FleetUpdate, PoolUpdate, TemplateOptions};
+use crate::clock::Clock;
+use crate::config::{IndexConfig, KvConfig};
+use crate::meter::Meter;
+use crate::tokenize::Tokenizer;
+
+/// How often counters and loads are passed on at most.
+const TELL_INTERVAL: Duration = Duration::from_millis(500);
+/// Changes of state that come closer together than this are told as one.
+const SETTLE: Duration = Duration::from_millis(20);
+
+/// What pools need to work.
+#[derive(Clone)]
+pub struct Means {
+    pub clock: Clock,
+    pub index: IndexConfig,
+    pub kv: KvConfig,
+    pub meter: Arc<dyn Meter>,
+    /// Told when the state of an event stream changes, or what is known about the shape of its blocks.
+    pub changed: Arc<Notify>,
+}
+
+/// Gets every new state of the fleet.
+pub type Tell = Box<dyn FnMut(&FleetState) + Send>;
+/// Reads a tokenizer; runs on a blocking thread. The error goes to operators.
+pub type Load = dyn Fn(&Path, &TemplateOptions) -> Result<Tokenizer, String> + Send + Sync;
+
+/// The supervisor; see the module's text.
+pub struct Fleet {
+    means: Means,
+    view: Arc<ArcSwap<FleetView>>,
+    load: Arc<Load>,
+    tell: Tell,
+    pools: BTreeMap<String, LivePool>,
+    version: u64,
+    degraded: Vec<String>,
+    loading: JoinSet<Loaded>,
+    told: Option<FleetState>,
+    updated_s: f64,
+    evicted: HashMap<String, u64>,
+}
+
+/// What became of one attempt to read a tokenizer.
+struct Loaded {
+    pool: String,
+    /// What was read, to tell whether it is still wanted.
+    path: String,
+    template: TemplateOptions,
+    result: Result<Tokenizer, String>,
+}
+
+impl Fleet {
+    /// A fleet without pools. `view` is where snapshots appear.
+    pub fn new(means: Means, view: Arc<ArcSwap<FleetView>>, load: Arc<Load>, tell: Tell) -> Self {
+        let updated_s = means.clock.now_s();
+        Self {
+            means,
+            view,
+            load,
+            tell,
+            pools: BTreeMap::new(),
+            version: 0,
+            degraded: Vec::new(),
+            loading: JoinSet::new(),
+            told: None,
+            updated_s,
+            evicted: HashMap::new(),
+        }
+    }
+
+    /// Supervises until the sender of updates is gone.
+    pub async fn run(mut self, mut updates: watch::Receiver<FleetUpdate>) {
+        let mut ticks = tokio::time::interval(TELL_INTERVAL);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let changed = Arc::clone(&self.means.changed);
+        loop {
+            tokio::select! {
+                result = updates.changed() => match result {
+                    Ok(()) => {
+                        let update = updates.borrow_and_update().clone();
+                        self.update(update);
+                    }
+                    Err(_) => return,
+                },
+                Some(result) = self.loading.join_next() => self.loaded(result),
+                () = changed.notified() => {
+                    tokio::time::sleep(SETTLE).await;
+                    self.reconcile();
+                }
+                _ = ticks.tick() => {
+                    self.measure();
+                    self.tell_if_new();
+                }
+            }
+        }
+    }
+
+    fn update(&mut self, update: FleetUpdate) {
+        self.updated_s = self.means.clock.now_s();
+        self.version = update.version;
+        self.degraded = update.degraded;
+        self.pools.retain(|name, _| update.pools.iter().any(|pool| pool.name == *name));
+        for pool in update.pools {
+            self.update_pool(pool);
+        }
+        self.reconcile();
+    }
+
+    fn update_pool(&mut self, update: PoolUpdate) {
+        let update = Arc::new(update);
+        let live = self.pools.entry(update.name.clone());
+        let is_new = matches!(live, std::collections::btree_map::Entry::Vacant(_));
+        let live = live.or_insert_with(|| LivePool::new(Arc::clone(&update)));
+        let before = std::mem::replace(&mut live.update, Arc::clone(&update));
+        if !is_new && before.tokenizer == update.tokenizer && before.template == update.template {
+            return;
+        }
+        live.tokenizer = None;
+        let Some(path) = update.tokenizer.clone() else {
+            live.become_approximate("no tokenizer is known for this pool".into());
+            return;
+        };
+        live.tokens = Tokens::Loading;
+        let (pool, template, load) = (update.name.clone(), update.template.clone(), Arc::clone(&self.load));
+        self.loading.spawn_blocking(move || {
+            let result = load(Path::new(&path), &template);
+            Loaded { pool, path, template, result }
+        });
+    }
+
+    fn loaded(&mut self, result: Result<Loaded, JoinError>) {
+        let loaded = match result {
+            Ok(loaded) => loaded,
+            Err(error) => {
+                tracing::error!("reading a tokenizer panicked: {error}");
+                return;
+            }
+        };
+        let Some(live) = self.pools.get_mut(&loaded.pool) else { return };
+        if live.update.tokenizer.as_ref() != Some(&loaded.path) || live.update.template != loaded.template {
+            return; // another one is wanted meanwhile, and is being read
+        }
+        match loaded.result {
+            Ok(tokenizer) => {
+                tracing::info!(pool = loaded.pool, path = loaded.path, "tokenizer loaded");
+                live.tokenizer = Some(Arc::new(tokenizer));
+                live.tokens = Tokens::Exact;
+            }
+            Err(reason) => live.become_approximate(format!("the tokenizer cannot be used: {reason}")),
+        }
+        self.reconcile();
+    }
+
+    fn reconcile(&mut self) {
+        for live in self.pools.values_mut() {
+            live.reconcile(&self.means);
+        }
+        let view = self.snapshot();
+        self.view.store(Arc::new(view));
+        self.measure();
+        self.tell_if_new();
+    }
+
+    fn snapshot(&self) -> FleetView {
+        let pools: Vec<Arc<Pool>> = self.pools.values().map(|live| Arc::new(live.view())).collect();
+        let mut by_model = HashMap::new();
+        for (place, pool) in pools.iter().enumerate() {
+            for (model, adapter) in &pool.models {
+                if by_model.insert(model.clone(), (place, adapter.clone())).is_some() {
+                    tracing::warn!(model, pool = pool.name, "two pools serve this model; the last one gets it");
+                }
+            }
+        }
+        FleetView { version: self.version, pools, by_model, degraded: self.degraded.clone() }
+    }
+
+    fn tell_if_new(&mut self) {
+        let view = self.view.load();
+        let state = FleetState { version: self.version, pools: view.pools.iter().map(|pool| pool.state()).collect() };
+        if self.told.as_ref() != Some(&state) {
+            (self.tell)(&state);
+            self.told = Some(state);
+        }
+    }
+
+    fn measure(&mut self) {
+        let meter = Arc::clone(&self.means.meter);
+        let view = self.view.load_full();
+        let approximate = view.pools.iter().filter(|pool| matches!(pool.tokens, Tokens::Approximate(_))).count();
+        meter.set("warmfront_approximate_pools", &[], approximate as f64);
+        meter.set("warmfront_fleet_age_seconds", &[], self.means.clock.now_s() - self.updated_s);
+        for pool in &view.pools {
+            self.measure_index(pool);
+            for replica in pool.occupied() {
+                let (id, load) = (replica.id.as_str(), replica.update.load);
+                meter.set("warmfront_replica_ready", &[id], f64::from(u8::from(replica.ready)));
+                for (name, value) in [
+                    ("warmfront_engine_running", load.running),
+                    ("warmfront_engine_waiting", load.waiting),
+                    ("warmfront_engine_kv_usage", load.kv_usage),
+                ] {
+                    if let Some(value) = value {
+                        meter.set(name, &[id], value);
+                    }
+                }
+            }
+        }
+    }
+
+    fn measure_index(&mut self, pool: &Pool) {
+        let stats: Vec<_> = pool.indexes.values().map(|index| index.stats()).collect();
+        let sum = |count: fn(&crate::index::IndexStats) -> u64| stats.iter().map(count).sum::<u64>();
+        let (name, meter) = (pool.name.as_str(), &self.means.meter);
+        meter.set("warmfront_index_blocks", &[name], sum(|stats| stats.blocks) as f64);
+        meter.set("warmfront_index_facts", &[name, "confirmed"], sum(|stats| stats.confirmed_facts) as f64);
+        meter.set("warmfront_index_facts", &[name, "predicted"], sum(|stats| stats.predicted_facts) as f64);
+        meter.set("warmfront_index_facts", &[name, "offloaded"], sum(|stats| stats.offloaded_facts) as f64);
+        meter.set("warmfront_index_bytes", &[name], sum(|stats| stats.bytes) as f64);
+        let evicted = sum(|stats| stats.evicted_for_room);
+        let before = self.evicted.insert(name.to_owned(), evicted).unwrap_or(0);
+        meter.add("warmfront_index_room_evictions_total", &[name], evicted.saturating_sub(before));
+    }
+}
+
+impl LivePool {
+    /// Bytes are hashed from now on. Said loudly: the overlap it gives is coarse.
+    fn become_approximate(&mut self, reason: String) {
+        tracing::warn!(pool = self.update.name, reason, "this pool is routed by bytes instead of tokens");
+        self.tokens = Tokens::Approximate(reason);
+    }
+}

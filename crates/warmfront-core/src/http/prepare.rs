@@ -1,0 +1,304 @@
+//! From bytes to facts: which model, which pool, which blocks, and everything else the router is told of a request.
+//!
+//! Small bodies are prepared where they are read; a large one would hold up every stream on its I/O thread, so it goes to
+//! a compute thread. Work that has not begun ends with the client.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use http::HeaderMap;
+use http::header::CONTENT_TYPE;
+use memchr::memmem;
+use tokio::sync::Semaphore;
+use xxhash_rust::xxh3::xxh3_64;
+
+use super::headers;
+use super::request::{self, Endpoint, ParsedBody};
+use crate::block::{BlockExtras, BlockHasher, SeqHash};
+use crate::clock::Clock;
+use crate::config::IndexConfig;
+use crate::error::{Face, INTERNAL_ERROR, INVALID_BODY, MODEL_NOT_FOUND, NO_READY_REPLICA};
+use crate::fleet::{FleetView, Pool, Tokens};
+use crate::mailbox::{Basis, RequestFacts, RequestId, Route};
+use crate::metrics::Metrics;
+use crate::requests::Prompt;
+use crate::tokenize::{Fallback, Prompts, Tokenizer};
+
+/// Bodies up to this are prepared on the I/O thread: below about 0.2 ms of work, a hop to another thread costs more than
+/// it saves, and streams on the thread do not notice.
+const INLINE_BYTES_MAX: usize = 16 * 1024;
+/// Where tokens cannot be had: bytes of English and of code a token.
+const BYTES_PER_TOKEN: usize = 4;
+/// Requests whose prompts agree in so many leading tokens share a prefix key.
+const PREFIX_KEY_TOKENS: u32 = 256;
+/// Reason of a fallback while the pool's tokenizer is being read.
+const TOKENIZER_LOADING: &str = "tokenizer_loading";
+/// Longest model name that is passed on; longer ones are not served by anybody.
+const MODEL_BYTES_MAX: usize = 256;
+
+/// A request as it came.
+#[derive(Clone, Debug)]
+pub struct Ask {
+    pub id: RequestId,
+    pub time_s: f64,
+    /// `None`: routed by load.
+    pub endpoint: Option<Endpoint>,
+    pub headers: HeaderMap,
+    pub body: Bytes,
+}
+
+/// A request as the router is told of it, and its blocks.
+#[derive(Debug)]
+pub struct Prepared {
+    pub facts: RequestFacts,
+    pub prompt: Arc<Prompt>,
+}
+
+/// Why a request does not reach the router.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refusal {
+    pub face: Face,
+    pub message: String,
+}
+
+impl Refusal {
+    pub(super) fn new(face: Face, message: impl Into<String>) -> Self {
+        Self { face, message: message.into() }
+    }
+}
+
+/// Prepares requests. One for the process.
+#[derive(Debug)]
+pub struct Preparer {
+    seed: u64,
+    block_size_default: u32,
+    compute: Arc<Semaphore>,
+    clock: Clock,
+    metrics: Arc<Metrics>,
+}
+
+impl Preparer {
+    /// `compute_threads`: large bodies prepared at the same time.
+    #[must_use]
+    pub fn new(index: &IndexConfig, compute_threads: usize, clock: Clock, metrics: Arc<Metrics>) -> Self {
+        Self {
+            seed: index.seed,
+            block_size_default: index.block_size_default,
+            compute: Arc::new(Semaphore::new(compute_threads.max(1))),
+            clock,
+            metrics,
+        }
+    }
+
+    /// Prepares one request. Dropping the future drops work that has not begun.
+    pub async fn prepare(self: &Arc<Self>, fleet: Arc<FleetView>, ask: Ask) -> Result<Prepared, Refusal> {
+        if ask.body.len() <= INLINE_BYTES_MAX {
+            return self.compute(&fleet, &ask);
+        }
+        let permit = Arc::clone(&self.compute).acquire_owned().await.map_err(|_| internal())?;
+        let preparer = Arc::clone(self);
+        let work = tokio::task::spawn_blocking(move || {
+            let prepared = preparer.compute(&fleet, &ask);
+            drop(permit);
+            prepared
+        });
+        work.await.map_err(|_| internal())?
+    }
+
+    fn compute(&self, fleet: &FleetView, ask: &Ask) -> Result<Prepared, Refusal> {
+        let parsed = parse(ask)?;
+        let (pool, model, adapter) = resolve(fleet, parsed.model.as_deref())?;
+        let blocks = match ask.endpoint {
+            Some(endpoint) => self.blocks(pool, endpoint, &ask.body, &parsed, (&model, adapter.as_deref())),
+            None => Blocks::none(ask.body.len()),
+        };
+        let session = parsed.session.as_ref().map(|session| xxh3_64(session.key.as_bytes()));
+        let facts = RequestFacts {
+            id: ask.id,
+            time_s: ask.time_s,
+            pool: pool.name.clone(),
+            model,
+            adapter,
+            flow: headers::flow(&ask.headers),
+            priority: headers::priority(&ask.headers).or(parsed.priority).unwrap_or(0),
+            route: if ask.endpoint.is_some() { Route::Prefix } else { Route::Load },
+            basis: blocks.basis,
+            prompt_tokens: blocks.prompt_tokens,
+            blocks: blocks.hashes.first().map_or(0, |(_, hashes)| hashes.len() as u32),
+            turn: parsed.turns,
+            output_tokens_max: parsed.output_tokens_max,
+            affinity_key: headers::session_key(&ask.headers).or(session),
+            prefix_key: blocks.prefix_key(),
+            stream: parsed.stream,
+            fallback: blocks.fallback.map(str::to_owned),
+        };
+        if let Some(reason) = blocks.fallback {
+            self.metrics.inc("warmfront_fallbacks_total", &[reason], 1);
+        }
+        let prompt = Prompt { pool: pool.name.clone(), tokens: blocks.prompt_tokens, hashes: blocks.hashes };
+        Ok(Prepared { facts, prompt: Arc::new(prompt) })
+    }
+
+    fn blocks(
+        &self,
+        pool: &Pool,
+        endpoint: Endpoint,
+        body: &Bytes,
+        parsed: &ParsedBody,
+        (model, adapter): (&str, Option<&str>),
+    ) -> Blocks {
+        let extras = BlockExtras {
+            adapter: adapter.map(str::to_owned),
+            salt: parsed.cache_salt.as_deref().map(str::to_owned),
+            media: Vec::new(),
+        };
+        let fallback = match (&pool.tokenizer, &pool.tokens) {
+            (Some(tokenizer), _) => match self.tokenize(tokenizer, endpoint, parsed, model) {
+                Ok(prompts) => return self.token_blocks(pool, &prompts, &extras),
+                Err(fallback) => Some(fallback.reason()),
+            },
+            (None, Tokens::Loading) => Some(TOKENIZER_LOADING),
+            (None, _) => None, // told once for the pool, not for each request
+        };
+        let bytes = prompt_bytes(endpoint, body);
+        let hashes = self.each_block_size(pool, |hasher, block_size| {
+            hasher.chain_bytes(bytes, block_size as usize * BYTES_PER_TOKEN, &extras)
+        });
+        Blocks { basis: Basis::Bytes, prompt_tokens: estimate(bytes.len()), hashes, fallback }
+    }
+
+    fn tokenize(
+        &self,
+        tokenizer: &Tokenizer,
+        endpoint: Endpoint,
+        parsed: &ParsedBody,
+        model: &str,
+    ) -> Result<Prompts, Fallback> {
+        let started_s = self.clock.now_s();
+        let prompts = tokenizer.prompt(endpoint, parsed)?;
+        let seconds = self.clock.now_s() - started_s;
+        self.metrics.observe("warmfront_tokenize_duration_seconds", &[model], seconds);
+        Ok(prompts)
+    }
+
+    /// All prompts of the request are computed, the first one routes.
+    fn token_blocks(&self, pool: &Pool, prompts: &Prompts, extras: &BlockExtras) -> Blocks {
+        let tokens: usize = prompts.ids.iter().map(Vec::len).sum();
+        let first = prompts.ids.first().map_or(&[][..], Vec::as_slice);
+        let hashes = self.each_block_size(pool, |hasher, _| hasher.chain(first, extras));
+        let prompt_tokens = u32::try_from(tokens).unwrap_or(u32::MAX);
+        Blocks { basis: Basis::Tokens, prompt_tokens, hashes, fallback: None }
+    }
+
+    fn each_block_size(
+        &self,
+        pool: &Pool,
+        chain: impl Fn(&BlockHasher, u32) -> Vec<SeqHash>,
+    ) -> Vec<(u32, Arc<[SeqHash]>)> {
+        let default = BlockHasher::new(self.seed, self.block_size_default);
+        if pool.block_sizes.is_empty() {
+            return vec![(self.block_size_default, chain(&default, self.block_size_default).into())]; // no replica yet
+        }
+        let hash = |size: &u32| {
+            let hasher = pool.indexes.get(size).map_or(&default, |index| index.hasher());
+            (*size, chain(hasher, *size).into())
+        };
+        pool.block_sizes.iter().map(hash).collect()
+    }
+}
+
+/// The blocks of a prompt and what is known of it.
+struct Blocks {
+    basis: Basis,
+    prompt_tokens: u32,
+    hashes: Vec<(u32, Arc<[SeqHash]>)>,
+    fallback: Option<&'static str>,
+}
+
+impl Blocks {
+    fn none(body_bytes: usize) -> Self {
+        Self { basis: Basis::None, prompt_tokens: estimate(body_bytes), hashes: Vec::new(), fallback: None }
+    }
+
+    /// The hash at [`PREFIX_KEY_TOKENS`], or the last one of a shorter prompt.
+    fn prefix_key(&self) -> u64 {
+        let Some((block_size, hashes)) = self.hashes.first() else { return 0 };
+        let row = (PREFIX_KEY_TOKENS / block_size.max(&1)).max(1) as usize - 1;
+        hashes.get(row).or(hashes.last()).map_or(0, |hash| hash.0)
+    }
+}
+
+fn estimate(bytes: usize) -> u32 {
+    u32::try_from(bytes / BYTES_PER_TOKEN).unwrap_or(u32::MAX)
+}
+
+fn internal() -> Refusal {
+    Refusal::new(INTERNAL_ERROR, "The request could not be prepared.")
+}
+
+/// Reads the body. On paths routed by load only the model matters, and a body that is no JSON is the engine's business.
+fn parse(ask: &Ask) -> Result<ParsedBody, Refusal> {
+    if let Some(endpoint) = ask.endpoint {
+        return request::parse(endpoint, &ask.body).map_err(|error| Refusal::new(INVALID_BODY, error.to_string()));
+    }
+    let content_type = ask.headers.get(CONTENT_TYPE).map_or(&b""[..], |value| value.as_bytes());
+    if content_type.starts_with(b"multipart/form-data") {
+        let model = form_model(&ask.body).map(Arc::from);
+        return Ok(ParsedBody { model, ..empty_body() });
+    }
+    Ok(request::parse(Endpoint::Other, &ask.body).unwrap_or_else(|_| empty_body()))
+}
+
+fn empty_body() -> ParsedBody {
+    request::parse(Endpoint::Other, &Bytes::from_static(b"{}")).expect("an empty object is a body")
+}
+
+/// The value of a form's `model` part.
+fn form_model(body: &[u8]) -> Option<&str> {
+    let part = &body[memmem::find(body, b"name=\"model\"")?..];
+    let value = &part[memmem::find(part, b"\r\n\r\n")? + 4..];
+    std::str::from_utf8(&value[..memmem::find(value, b"\r\n")?]).ok()
+}
+
+/// The pool that serves a model, the name to account it under, and the adapter.
+fn resolve<'a>(fleet: &'a FleetView, model: Option<&str>) -> Result<(&'a Pool, String, Option<String>), Refusal> {
+    if fleet.pools.is_empty() {
+        return Err(Refusal::new(NO_READY_REPLICA, "No engine is known yet."));
+    }
+    let Some(model) = model else {
+        return match &fleet.pools[..] {
+            [pool] => Ok((pool, default_model(fleet, pool), None)),
+            _ => Err(Refusal::new(INVALID_BODY, "The request names no model, and several are served here.")),
+        };
+    };
+    match fleet.by_model.get(model) {
+        Some((row, adapter)) => Ok((&fleet.pools[*row], model.to_owned(), adapter.clone())),
+        None => {
+            let name: String = model.chars().take(MODEL_BYTES_MAX / 4).collect();
+            Err(Refusal::new(MODEL_NOT_FOUND, format!("The model `{name}` does not exist.")))
+        }
+    }
+}
+
+/// What a pool's engine takes when no model is named: its base model, whose name is the pool's where both are served.
+fn default_model(fleet: &FleetView, pool: &Pool) -> String {
+    if fleet.by_model.contains_key(&pool.name) {
+        return pool.name.clone();
+    }
+    let base = fleet.by_model.iter().filter(|(_, (_, adapter))| adapter.is_none()).map(|(name, _)| name).min();
+    base.unwrap_or(&pool.name).clone()
+}
+
+/// The part of a body that holds the prompt: from its first prompt field on. Fields before it (model, temperature) would
+/// otherwise make every prompt different.
+fn prompt_bytes(endpoint: Endpoint, body: &[u8]) -> &[u8] {
+    let fields: &[&[u8]] = match endpoint {
+        Endpoint::Chat => &[b"\"messages\"", b"\"tools\""],
+        Endpoint::Completions => &[b"\"prompt\""],
+        Endpoint::Responses => &[b"\"instructions\"", b"\"input\"", b"\"tools\""],
+        Endpoint::Messages => &[b"\"system\"", b"\"messages\"", b"\"tools\""],
+        Endpoint::Other => &[],
+    };
+    let start = fields.iter().filter_map(|field| memmem::find(body, field)).min().unwrap_or(0);
+    &body[start..]
+}

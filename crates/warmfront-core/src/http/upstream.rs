@@ -1,0 +1,376 @@
+//! Connections to engines: opened within a time-out, kept for reuse, and polled by the very task that needs them.
+//!
+//! A connection has no task of its own. Whoever uses it polls hyper's driver together with the answer it waits for, so a
+//! chunk costs one wake-up, and dropping the user closes the socket, which is how an engine learns that its client left.
+//! Idle connections lie in a list and are looked at when taken: one that the engine closed is thrown away. A POST is sent
+//! at most once: only while not a byte of it has been written may another connection be tried.
+
+use std::collections::{HashMap, VecDeque};
+use std::future::Future;
+use std::io::{self, IoSlice};
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{Request, Response};
+use http_body::{Body as _, Frame, SizeHint};
+use http_body_util::Full;
+use hyper::body::Incoming;
+use hyper::client::conn::http1::{self, Connection, SendRequest};
+use hyper_util::rt::TokioIo;
+use parking_lot::Mutex;
+use thiserror::Error;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::TcpStream;
+use tokio::time::Instant;
+
+use super::quiet::Quiet;
+use crate::config::UpstreamConfig;
+use crate::metrics::{Gauge, Metrics};
+
+/// Most bytes read from an engine and not yet handed on, and most of a header. Bounds the memory of a stream whose
+/// client does not read.
+const BUFFER_BYTES_MAX: usize = 64 * 1024;
+/// Times that a poll looks again because its parts woke one another; then the task is scheduled instead.
+const TURNS_MAX: usize = 8;
+
+/// Why an exchange with an engine failed.
+#[derive(Debug, Error)]
+pub(crate) enum UpstreamError {
+    #[error("cannot connect: {0}")]
+    Connect(io::Error),
+    #[error("cannot connect in time")]
+    ConnectTimeout,
+    /// Not a byte was written.
+    #[error("the connection closed before the request was sent")]
+    Unsent,
+    #[error("the connection broke: {0}")]
+    Broken(hyper::Error),
+    #[error("the connection closed without an answer")]
+    NoAnswer,
+    #[error("no answer in time")]
+    FirstByteTimeout,
+}
+
+impl UpstreamError {
+    /// Whether the engine cannot have begun to work on the request.
+    pub(crate) fn is_before_sending(&self) -> bool {
+        matches!(self, Self::Connect(_) | Self::ConnectTimeout | Self::Unsent)
+    }
+
+    /// Label value of `warmfront_upstream_failures_total`.
+    pub(crate) fn kind(&self) -> &'static str {
+        match self {
+            Self::Connect(_) => "connect",
+            Self::ConnectTimeout => "connect_timeout",
+            Self::Unsent => "closed_unsent",
+            Self::Broken(_) => "broken",
+            Self::NoAnswer => "no_answer",
+            Self::FirstByteTimeout => "first_byte_timeout",
+        }
+    }
+}
+
+/// All servers' connections.
+#[derive(Debug)]
+pub(crate) struct Upstream {
+    config: UpstreamConfig,
+    metrics: Arc<Metrics>,
+    servers: Mutex<HashMap<String, Arc<Server>>>,
+}
+
+/// One engine server's connections. Ranks of a server share them.
+#[derive(Debug)]
+struct Server {
+    authority: String,
+    idle: Mutex<VecDeque<(Link, Instant)>>,
+    idle_max: usize,
+    open: Gauge,
+}
+
+impl Upstream {
+    pub(crate) fn new(config: UpstreamConfig, metrics: Arc<Metrics>) -> Self {
+        Self { config, metrics, servers: Mutex::default() }
+    }
+
+    /// Sends `request` to the server at `authority` (`host:port`) and waits for the header of its answer.
+    ///
+    /// A reused connection that turns out dead before a byte was written is replaced by a fresh one, once.
+    pub(crate) async fn exchange(
+        &self,
+        authority: &str,
+        request: impl Fn() -> Request<Full<Bytes>>,
+    ) -> Result<(Response<()>, Exchange), UpstreamError> {
+        let server = self.server(authority);
+        if let Some(link) = self.idle_link(&server) {
+            match self.send(link, request()).await {
+                Err(UpstreamError::Unsent) => {}
+                result => return result,
+            }
+        }
+        let link = self.connect(&server).await?;
+        self.send(link, request()).await
+    }
+
+    /// Closes connections that have been idle for too long, and forgets servers without any.
+    pub(crate) fn sweep(&self) {
+        let Some(oldest) = Instant::now().checked_sub(self.idle_timeout()) else { return };
+        let mut servers = self.servers.lock();
+        servers.retain(|_, server| {
+            let mut idle = server.idle.lock();
+            while idle.front().is_some_and(|(_, since)| *since < oldest) {
+                idle.pop_front();
+            }
+            !idle.is_empty() || Arc::strong_count(server) > 1
+        });
+    }
+
+    pub(crate) fn idle_timeout(&self) -> Duration {
+        Duration::from_secs_f64(self.config.idle_timeout_s)
+    }
+
+    fn server(&self, authority: &str) -> Arc<Server> {
+        let mut servers = self.servers.lock();
+        if let Some(server) = servers.get(authority) {
+            return Arc::clone(server);
+        }
+        let server = Arc::new(Server {
+            authority: authority.to_owned(),
+            idle: Mutex::default(),
+            idle_max: self.config.idle_connections_per_server,
+            open: self.metrics.gauge("warmfront_upstream_connections", &[&format!("http://{authority}")]),
+        });
+        servers.insert(authority.to_owned(), Arc::clone(&server));
+        server
+    }
+
+    /// The most recently used idle connection that is still alive.
+    fn idle_link(&self, server: &Server) -> Option<Link> {
+        let now = Instant::now();
+        loop {
+            let (mut link, since) = server.idle.lock().pop_back()?;
+            if now.duration_since(since) < self.idle_timeout() && link.is_alive() {
+                return Some(link);
+            }
+        }
+    }
+
+    async fn connect(&self, server: &Arc<Server>) -> Result<Link, UpstreamError> {
+        let limit = Duration::from_secs_f64(self.config.connect_timeout_s);
+        let socket = match tokio::time::timeout(limit, TcpStream::connect(&server.authority)).await {
+            Ok(connected) => connected.map_err(UpstreamError::Connect)?,
+            Err(_elapsed) => return Err(UpstreamError::ConnectTimeout),
+        };
+        socket.set_nodelay(true).map_err(UpstreamError::Connect)?;
+        let written = Arc::new(AtomicU64::new(0));
+        let socket = Counted { socket, written: Arc::clone(&written), open: OpenCount::new(&server.open) };
+        let (sender, driver) = http1::Builder::new()
+            .max_buf_size(BUFFER_BYTES_MAX)
+            .handshake(TokioIo::new(socket))
+            .await
+            .map_err(|_| UpstreamError::Unsent)?;
+        Ok(Link { sender, driver, written, quiet: Quiet::new(), server: Arc::clone(server) })
+    }
+
+    async fn send(
+        &self,
+        mut link: Link,
+        request: Request<Full<Bytes>>,
+    ) -> Result<(Response<()>, Exchange), UpstreamError> {
+        let limit = Duration::from_secs_f64(self.config.first_byte_timeout_s);
+        let response = match tokio::time::timeout(limit, link.send(request)).await {
+            Ok(answered) => answered?,
+            Err(_elapsed) => return Err(UpstreamError::FirstByteTimeout),
+        };
+        let (parts, incoming) = response.into_parts();
+        let length = incoming.size_hint().exact();
+        Ok((Response::from_parts(parts, ()), Exchange { link: Some(link), incoming, length }))
+    }
+}
+
+/// A connection to an engine and hyper's two ends of it.
+struct Link {
+    sender: SendRequest<Full<Bytes>>,
+    driver: Connection<TokioIo<Counted>, Full<Bytes>>,
+    written: Arc<AtomicU64>,
+    quiet: Quiet,
+    server: Arc<Server>,
+}
+
+impl std::fmt::Debug for Link {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.debug_struct("Link").field("server", &self.server.authority).finish_non_exhaustive()
+    }
+}
+
+impl Link {
+    /// Looks at the socket once: an idle connection that the engine closed is not taken.
+    fn is_alive(&mut self) -> bool {
+        let mut cx = Context::from_waker(Waker::noop());
+        Pin::new(&mut self.driver).poll(&mut cx).is_pending() && self.sender.is_ready()
+    }
+
+    async fn send(&mut self, request: Request<Full<Bytes>>) -> Result<Response<Incoming>, UpstreamError> {
+        let before = self.written.load(Ordering::Relaxed);
+        let mut response = pin!(self.sender.try_send_request(request));
+        let driver = &mut self.driver;
+        let quiet = &self.quiet;
+        let result = std::future::poll_fn(|cx| {
+            let inside = quiet.enter(cx.waker());
+            let mut quiet_cx = Context::from_waker(inside.waker());
+            for _ in 0..TURNS_MAX {
+                let is_closed = Pin::new(&mut *driver).poll(&mut quiet_cx).is_ready();
+                if let Poll::Ready(result) = response.as_mut().poll(&mut quiet_cx) {
+                    return Poll::Ready(Some(result));
+                }
+                if is_closed {
+                    return Poll::Ready(None);
+                }
+                if !inside.take_dropped() {
+                    return Poll::Pending;
+                }
+            }
+            cx.waker().wake_by_ref();
+            Poll::Pending
+        })
+        .await;
+        let is_sent = self.written.load(Ordering::Relaxed) > before;
+        match result {
+            Some(Ok(response)) => Ok(response),
+            _ if !is_sent => Err(UpstreamError::Unsent),
+            Some(Err(error)) => Err(UpstreamError::Broken(error.into_error())),
+            None => Err(UpstreamError::NoAnswer),
+        }
+    }
+
+    /// Puts the connection back for reuse, if it can take another request.
+    fn put_back(mut self) {
+        if !self.is_alive() {
+            return;
+        }
+        let server = Arc::clone(&self.server);
+        let mut idle = server.idle.lock();
+        if idle.len() < server.idle_max {
+            idle.push_back((self, Instant::now()));
+        }
+    }
+}
+
+/// The body of an engine's answer and the connection it comes from.
+#[derive(Debug)]
+pub(crate) struct Exchange {
+    link: Option<Link>,
+    incoming: Incoming,
+    /// Of the body, where the engine announced it.
+    length: Option<u64>,
+}
+
+impl Exchange {
+    pub(crate) fn length(&self) -> Option<u64> {
+        self.length
+    }
+
+    pub(crate) fn size_hint(&self) -> SizeHint {
+        self.incoming.size_hint()
+    }
+
+    /// The next piece of the body: moves the connection on, then takes what it brought.
+    pub(crate) fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, UpstreamError>>> {
+        let Some(link) = &mut self.link else { return Poll::Ready(None) };
+        let inside = link.quiet.enter(cx.waker());
+        let mut quiet_cx = Context::from_waker(inside.waker());
+        for _ in 0..TURNS_MAX {
+            let is_closed = Pin::new(&mut link.driver).poll(&mut quiet_cx).is_ready();
+            if let Poll::Ready(frame) = Pin::new(&mut self.incoming).poll_frame(&mut quiet_cx) {
+                return Poll::Ready(frame.map(|frame| frame.map_err(UpstreamError::Broken)));
+            }
+            if is_closed {
+                return Poll::Ready(Some(Err(UpstreamError::NoAnswer)));
+            }
+            if !inside.take_dropped() {
+                return Poll::Pending;
+            }
+        }
+        cx.waker().wake_by_ref();
+        Poll::Pending
+    }
+
+    /// The body has been read to its end: the connection may serve another request.
+    pub(crate) fn done(&mut self) {
+        if let Some(link) = self.link.take() {
+            link.put_back();
+        }
+    }
+}
+
+/// Counts open connections.
+#[derive(Debug)]
+struct OpenCount(Gauge);
+
+impl OpenCount {
+    fn new(gauge: &Gauge) -> Self {
+        gauge.add(1.0);
+        Self(gauge.clone())
+    }
+}
+
+impl Drop for OpenCount {
+    fn drop(&mut self) {
+        self.0.add(-1.0);
+    }
+}
+
+/// A socket that counts what was written to it: whether a request has left us decides whether it may be sent again.
+#[derive(Debug)]
+struct Counted {
+    socket: TcpStream,
+    written: Arc<AtomicU64>,
+    #[allow(dead_code, reason = "held for its drop")]
+    open: OpenCount,
+}
+
+impl Counted {
+    fn note(&self, result: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
+        if let Poll::Ready(Ok(bytes)) = &result {
+            self.written.fetch_add(*bytes as u64, Ordering::Relaxed);
+        }
+        result
+    }
+}
+
+impl AsyncRead for Counted {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.socket).poll_read(cx, buffer)
+    }
+}
+
+impl AsyncWrite for Counted {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        let result = Pin::new(&mut self.socket).poll_write(cx, bytes);
+        self.note(result)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        slices: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let result = Pin::new(&mut self.socket).poll_write_vectored(cx, slices);
+        self.note(result)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        true
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.socket).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.socket).poll_shutdown(cx)
+    }
+}

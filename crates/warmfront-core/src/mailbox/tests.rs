@@ -1,0 +1,255 @@
+//! The queues: bounds, waking, time, and the guard's promise of exactly one end.
+
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use serde_json::Value;
+
+use super::{Basis, Decision, Event, Full, InFlight, Mailbox, Outcome, Received, RequestFacts, Route};
+use crate::clock::Clock;
+use crate::config::{MetricConfig, MetricKind, QueueConfig};
+use crate::error::FLEET_SATURATED;
+use crate::metrics::Metrics;
+use crate::requests::{Prompt, RequestTable};
+
+const LONG: Duration = Duration::from_secs(20);
+const SHORT: Duration = Duration::from_millis(1);
+
+fn mailbox(events_max: usize, tick_interval_s: f64) -> Arc<Mailbox> {
+    let family = |(name, kind): (&str, MetricKind)| MetricConfig {
+        name: name.to_owned(),
+        kind,
+        help: String::new(),
+        labels: vec![],
+        buckets: vec![1.0],
+    };
+    let catalogue = [
+        ("warmfront_event_queue_depth", MetricKind::Gauge),
+        ("warmfront_command_queue_depth", MetricKind::Gauge),
+        ("warmfront_decision_duration_seconds", MetricKind::Histogram),
+    ]
+    .map(family);
+    let limits = QueueConfig { events_max, commands_max: 2, batch_max: 4, tick_interval_s };
+    Arc::new(Mailbox::new(Clock::start(), limits, &Metrics::new(&catalogue, 10)))
+}
+
+fn facts(id: u64) -> RequestFacts {
+    RequestFacts {
+        id,
+        time_s: 0.0,
+        pool: "p".into(),
+        model: "m".into(),
+        adapter: None,
+        flow: "default".into(),
+        priority: 0,
+        route: Route::Load,
+        basis: Basis::None,
+        prompt_tokens: 0,
+        blocks: 0,
+        turn: 0,
+        output_tokens_max: None,
+        affinity_key: None,
+        prefix_key: 0,
+        stream: false,
+        fallback: None,
+    }
+}
+
+fn table() -> Arc<RequestTable> {
+    Arc::new(RequestTable::new(Arc::default(), Clock::start()))
+}
+
+fn enter(mailbox: &Arc<Mailbox>, table: &Arc<RequestTable>) -> InFlight {
+    InFlight::enter(mailbox, table, facts(mailbox.next_id()), Arc::new(Prompt::default())).unwrap()
+}
+
+fn received(mailbox: &Mailbox, wait: Duration) -> Vec<Vec<Value>> {
+    match mailbox.receive(wait) {
+        Received::Events(bytes) => rmp_serde::from_slice(&bytes).unwrap(),
+        Received::Nothing | Received::Closed => vec![],
+    }
+}
+
+fn tags(events: &[Vec<Value>]) -> Vec<&str> {
+    events.iter().map(|event| event[0].as_str().unwrap()).collect()
+}
+
+fn dispatch(mailbox: &Mailbox, id: u64) {
+    mailbox.command(&rmp_serde::to_vec(&[("dispatch", id, [(0, 0, None::<u32>)], "")]).unwrap()).unwrap();
+}
+
+fn shed(mailbox: &Mailbox, id: u64) {
+    mailbox.command(&rmp_serde::to_vec(&[("shed", id, "fleet_saturated", None::<f64>)]).unwrap()).unwrap();
+}
+
+#[test]
+fn arrivals_are_bounded_and_ends_are_always_taken() {
+    let (mailbox, table) = (mailbox(2, 100.0), table());
+    let _flights = [enter(&mailbox, &table), enter(&mailbox, &table)];
+    let refused = InFlight::enter(&mailbox, &table, facts(9), Arc::default());
+    assert_eq!(refused.unwrap_err(), Full);
+    assert_eq!((table.len(), mailbox.undecided()), (2, 2), "nothing of the refused one is kept");
+    mailbox.push(Event::Cancelled { id: 1, time_s: 0.0 });
+    assert_eq!(mailbox.depth(), 3);
+}
+
+#[test]
+fn a_batch_is_bounded_and_keeps_the_order() {
+    let mailbox = mailbox(10, 100.0);
+    for id in 0..6 {
+        mailbox.push(Event::Cancelled { id, time_s: 0.0 });
+    }
+    let ids = |events: Vec<Vec<Value>>| events.iter().map(|event| event[1].as_u64().unwrap()).collect::<Vec<_>>();
+    assert_eq!(ids(received(&mailbox, LONG)), [0, 1, 2, 3]);
+    assert_eq!(ids(received(&mailbox, LONG)), [4, 5]);
+    assert_eq!(mailbox.receive(SHORT), Received::Nothing);
+}
+
+#[test]
+fn a_push_wakes_the_receiver() {
+    let mailbox = mailbox(10, 100.0);
+    let receiver = Arc::clone(&mailbox);
+    let started = Instant::now();
+    let thread = thread::spawn(move || received(&receiver, LONG));
+    mailbox.push(Event::Cancelled { id: 1, time_s: 0.0 });
+    assert_eq!(thread.join().unwrap().len(), 1);
+    assert!(started.elapsed() < LONG / 2);
+}
+
+#[test]
+fn time_is_told_only_while_something_waits() {
+    let (mailbox, table) = (mailbox(10, 0.001), table());
+    assert_eq!(mailbox.receive(Duration::from_millis(20)), Received::Nothing);
+    let flight = enter(&mailbox, &table);
+    let mut seen = vec![];
+    while !tags(&seen).contains(&"tick") {
+        seen.extend(received(&mailbox, LONG));
+    }
+    assert_eq!(seen[0][0], "arrived");
+    drop(flight);
+    while received(&mailbox, SHORT).iter().any(|event| event[0] != "cancelled") {}
+    while mailbox.receive(SHORT) != Received::Nothing {}
+    assert_eq!(mailbox.receive(Duration::from_millis(20)), Received::Nothing);
+}
+
+#[test]
+fn gaps_between_tokens_come_with_the_tick_interval_though_nothing_waits() {
+    let mailbox = mailbox(10, 0.001);
+    mailbox.pace("p", 4).note(3, 0.5);
+    let events = received(&mailbox, LONG);
+    assert_eq!(tags(&events), ["paced"]);
+    assert_eq!(events[0][3..], [serde_json::json!([4]), serde_json::json!([3]), serde_json::json!([0.5])]);
+}
+
+#[tokio::test]
+async fn a_closed_mailbox_drains_tells_who_waits_and_refuses_more() {
+    let (mailbox, table) = (mailbox(10, 100.0), table());
+    let mut flight = enter(&mailbox, &table);
+    let question = mailbox.ask("fleet", None, Bytes::new()).unwrap();
+    mailbox.close();
+    assert_eq!(flight.decision().await, None);
+    assert!(question.await.is_err());
+    drop(flight);
+    assert!(matches!(mailbox.receive(LONG), Received::Events(_)), "what was there is still handed out");
+    assert_eq!(mailbox.receive(LONG), Received::Closed);
+    assert_eq!(InFlight::enter(&mailbox, &table, facts(5), Arc::default()).unwrap_err(), Full);
+}
+
+#[tokio::test]
+async fn an_answer_reaches_who_asked() {
+    let mailbox = mailbox(10, 100.0);
+    let question = mailbox.ask("explain", Some(facts(7)), Bytes::from_static(b"{}")).unwrap();
+    let command = b"\x91\x94\xa8answered\x07\xcc\xc8\xc4\x02[]";
+    mailbox.command(command).unwrap();
+    let answer = question.await.unwrap();
+    assert_eq!((answer.status, &answer.body[..]), (200, &b"[]"[..]));
+}
+
+#[test]
+fn the_deciding_thread_waits_while_decisions_are_not_picked_up() {
+    let (mailbox, table) = (mailbox(10, 100.0), table());
+    let mut flights: Vec<InFlight> = (0..3).map(|_| enter(&mailbox, &table)).collect();
+    let commander = Arc::clone(&mailbox);
+    let thread = thread::spawn(move || {
+        for id in 1..=3 {
+            dispatch(&commander, id);
+        }
+    });
+    let deadline = Instant::now() + LONG;
+    while mailbox.undecided() > 1 {
+        assert!(Instant::now() < deadline);
+        thread::yield_now();
+    }
+    assert!(!thread.is_finished(), "two decisions lie there, the third has to wait");
+    drop(flights.remove(0));
+    thread.join().unwrap();
+    assert_eq!(mailbox.undecided(), 0);
+}
+
+/// Every way a request can go and the one end that it must report; `None`: the router has shed it.
+#[tokio::test]
+async fn every_path_reports_exactly_one_end() {
+    type Path = fn(&Mailbox, &mut InFlight);
+    let decided: Path = |mailbox, flight| dispatch(mailbox, flight.id());
+    let paths: [(&str, Path, bool, Path, Option<&str>); 9] = [
+        ("left before any decision", |_, _| (), false, |_, _| (), Some("cancelled")),
+        ("left with a dispatch unseen", decided, false, |_, _| (), Some("cancelled")),
+        ("left with a shed unseen", |mailbox, flight| shed(mailbox, flight.id()), false, |_, _| (), None),
+        ("shed", |mailbox, flight| shed(mailbox, flight.id()), true, |_, _| (), None),
+        ("left while the engine worked", decided, true, |_, _| (), Some("cancelled")),
+        (
+            "finished",
+            decided,
+            true,
+            |_, flight| flight.ends(Outcome::Finished { slot: 0, status: 200, usage: None, chunks: 0 }),
+            Some("finished"),
+        ),
+        (
+            "failed",
+            decided,
+            true,
+            |_, flight| flight.ends(Outcome::Failed { error: "e".into(), tried: vec![0] }),
+            Some("failed"),
+        ),
+        (
+            "unreached, then left",
+            decided,
+            true,
+            |_, flight| flight.unreached("connect".into(), vec![0]),
+            Some("cancelled"),
+        ),
+        (
+            "unreached, then shed unseen",
+            decided,
+            true,
+            |mailbox, flight| {
+                flight.unreached("connect".into(), vec![0]);
+                shed(mailbox, flight.id());
+            },
+            None,
+        ),
+    ];
+    for (name, first, is_seen, then, expected) in paths {
+        let (mailbox, table) = (mailbox(10, 100.0), table());
+        let mut flight = enter(&mailbox, &table);
+        first(&mailbox, &mut flight);
+        if is_seen {
+            let decision = flight.decision().await.unwrap();
+            assert!(matches!(decision, Decision::Dispatch { .. } | Decision::Shed { face: FLEET_SATURATED, .. }));
+        }
+        then(&mailbox, &mut flight);
+        drop(flight);
+        let mut events = received(&mailbox, SHORT);
+        events.extend(received(&mailbox, SHORT));
+        let is_end = |event: &&Vec<Value>| match event[0].as_str().unwrap() {
+            "finished" | "cancelled" => true,
+            "failed" => event[5] == true,
+            _ => false,
+        };
+        let ends: Vec<&str> = events.iter().filter(is_end).map(|event| event[0].as_str().unwrap()).collect();
+        assert_eq!(ends, expected.into_iter().collect::<Vec<_>>(), "{name}");
+        assert_eq!((table.len(), mailbox.undecided()), (0, 0), "{name}");
+    }
+}

@@ -1,1 +1,0 @@
-//! Chat template and tokenizer, giving the token ids that the engine computes.

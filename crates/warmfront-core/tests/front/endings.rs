@@ -1,0 +1,261 @@
+//! How requests end when somebody leaves or dies. Every dispatched request has exactly one end.
+
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use serde_json::json;
+use tokio::net::TcpListener;
+
+use crate::world::{
+    Act, CHAT, CHAT_STREAM, Engine, Options, SSE_HEAD, World, always, chunk, dispatch, eventually, in_time, json_reply,
+    never, post, say, shed, stream_reply,
+};
+
+/// An address where nobody listens.
+async fn nobody() -> std::net::SocketAddr {
+    TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap()
+}
+
+#[tokio::test]
+async fn a_choice_that_refuses_the_connection_is_passed_over() {
+    let engine = Engine::start(|_| Act::Say(json_reply("{}"))).await;
+    let mut options = Options::new(&[&engine, &engine]);
+    options.engines[0] = nobody().await;
+    options.decide = always(&[0, 1]);
+    let world = World::start(options).await;
+    assert_eq!(world.chat(CHAT).await.status, 200);
+    world.expect_ends(&["finished"]).await;
+    assert_eq!(world.events("moved")[0][3], 1);
+    assert_eq!(world.events("finished")[0][3], 1);
+    assert!(world.metrics.render().contains("kind=\"connect\"} 1\n"));
+}
+
+#[tokio::test]
+async fn a_request_that_reached_nobody_may_be_decided_again() {
+    let engine = Engine::start(|_| Act::Say(json_reply("{}"))).await;
+    let mut options = Options::new(&[&engine, &engine]);
+    options.engines[0] = nobody().await;
+    options.decide = Box::new(|event| match event[0].as_str().unwrap() {
+        "arrived" => Some(dispatch(&event[1][0], &[0, 7])),
+        "failed" => Some(dispatch(&event[1], &[1])),
+        _ => None,
+    });
+    let world = World::start(options).await;
+    assert_eq!(world.chat(CHAT).await.status, 200);
+    world.expect_ends(&["finished"]).await;
+    assert_eq!(world.events("failed")[0][3..], [json!("connect"), json!([0, 7]), json!(false)]);
+}
+
+#[tokio::test]
+async fn a_request_that_reached_nobody_may_be_shed() {
+    let mut options = Options::new(&[]);
+    options.engines = vec![nobody().await];
+    options.decide = Box::new(|event| match event[0].as_str().unwrap() {
+        "arrived" => Some(dispatch(&event[1][0], &[0])),
+        "failed" => Some(shed(&event[1], "no_ready_replica", None)),
+        _ => None,
+    });
+    let world = World::start(options).await;
+    let answer = world.chat(CHAT).await;
+    assert_eq!((answer.status, answer.json()["error"]["code"].as_str()), (503, Some("no_ready_replica")));
+    world.expect_ends(&[]).await;
+}
+
+#[tokio::test]
+async fn deciding_again_is_bounded() {
+    let mut options = Options::new(&[]);
+    options.engines = vec![nobody().await];
+    options.decide = Box::new(|event| match event[0].as_str().unwrap() {
+        "arrived" => Some(dispatch(&event[1][0], &[0])),
+        "failed" => Some(dispatch(&event[1], &[0])),
+        _ => None,
+    });
+    let world = World::start(options).await;
+    let answer = world.chat(CHAT).await;
+    assert_eq!((answer.status, answer.json()["error"]["code"].as_str()), (502, Some("upstream_unreachable")));
+    assert!(!answer.text().contains("127.0.0.1"), "no addresses in {}", answer.text());
+    world.expect_ends(&["failed"]).await;
+    assert_eq!(world.events("failed").len(), 3);
+}
+
+#[tokio::test]
+async fn a_request_that_was_sent_is_never_sent_again() {
+    let first = Engine::start(|_| Act::SayAndClose(vec![])).await;
+    let second = Engine::start(|_| Act::Say(json_reply("{}"))).await;
+    let mut options = Options::new(&[&first, &second]);
+    options.decide = always(&[0, 1]);
+    let world = World::start(options).await;
+    let answer = world.chat(CHAT).await;
+    assert_eq!((answer.status, answer.json()["error"]["code"].as_str()), (502, Some("upstream_unreachable")));
+    world.expect_ends(&["failed"]).await;
+    assert_eq!((first.requests(), second.requests()), (1, 0));
+}
+
+#[tokio::test]
+async fn an_idle_connection_that_the_engine_closed_is_not_used() {
+    let (world, engine) = World::with(|_| Act::SayAndClose(json_reply("{}"))).await;
+    let mut client = world.client().await;
+    for _ in 0..5 {
+        client.send(post("/v1/chat/completions", CHAT)).await;
+        assert_eq!(client.answer().await.status, 200);
+        // The engine's close is seen by the I/O driver before the next request is.
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    assert_eq!(engine.requests(), 5);
+}
+
+#[tokio::test]
+async fn a_stream_whose_engine_dies_ends_with_an_error_event() {
+    for (path, body, event) in [
+        ("/v1/chat/completions", CHAT_STREAM, "data: {\"error\":{"),
+        (
+            "/v1/responses",
+            r#"{"model":"m","input":"a","stream":true}"#,
+            "event: error\ndata: {\"type\":\"error\",\"code\":",
+        ),
+        (
+            "/v1/messages",
+            r#"{"model":"m","messages":[],"stream":true}"#,
+            "event: error\ndata: {\"type\":\"error\",\"error\":",
+        ),
+    ] {
+        let (world, _engine) = World::with(|_| {
+            let mut pieces = say(SSE_HEAD);
+            pieces.push(chunk("data: {\"a\":1}\n\n"));
+            Act::SayAndClose(pieces)
+        })
+        .await;
+        let mut client = world.client().await;
+        client.send(post(path, body)).await;
+        let answer = client.answer().await;
+        assert!(answer.is_whole, "the framing is complete");
+        let rest = answer.text().strip_prefix("data: {\"a\":1}\n\n").unwrap();
+        assert!(rest.starts_with(event) && rest.ends_with("\n\n") && !rest.contains("[DONE]"), "{rest}");
+        world.expect_ends(&["failed"]).await;
+        assert_eq!(world.events("failed")[0][3..], [json!("midstream"), json!([0]), json!(true)]);
+        assert!(world.metrics.render().contains("outcome=\"failed\"} 1\n"));
+    }
+}
+
+#[tokio::test]
+async fn an_event_cut_in_the_middle_is_closed_before_the_error_event() {
+    let (world, _engine) = World::with(|_| {
+        let mut pieces = say(SSE_HEAD);
+        pieces.push(chunk("data: {\"a\""));
+        Act::SayAndClose(pieces)
+    })
+    .await;
+    let answer = world.chat(CHAT_STREAM).await;
+    assert!(answer.text().starts_with("data: {\"a\"\n\ndata: {\"error\":"), "{}", answer.text());
+}
+
+#[tokio::test]
+async fn a_body_whose_engine_dies_is_cut() {
+    let (world, _engine) =
+        World::with(|_| Act::SayAndClose(say("HTTP/1.1 200 OK\r\ncontent-length: 50\r\n\r\n{\"a\":1"))).await;
+    assert!(!world.chat(CHAT).await.is_whole);
+    world.expect_ends(&["failed"]).await;
+}
+
+#[tokio::test]
+async fn a_client_that_leaves_while_the_router_decides_cancels_its_request() {
+    let engine = Engine::start(|_| Act::Say(json_reply("{}"))).await;
+    let mut options = Options::new(&[&engine]);
+    options.decide = never();
+    let world = World::start(options).await;
+    let mut client = world.client().await;
+    client.send(post("/v1/chat/completions", CHAT)).await;
+    eventually(|| world.events("arrived").len() == 1).await;
+    eventually(|| !world.events("tick").is_empty()).await;
+    drop(client);
+    world.expect_ends(&["cancelled"]).await;
+    assert_eq!(engine.requests(), 0);
+    assert!(world.metrics.render().contains("outcome=\"cancelled\"} 1\n"));
+}
+
+#[tokio::test]
+async fn a_client_that_leaves_before_the_answer_closes_the_engines_connection() {
+    let (world, engine) = World::with(|_| Act::SayAndHang(vec![])).await;
+    let mut client = world.client().await;
+    client.send(post("/v1/chat/completions", CHAT)).await;
+    eventually(|| engine.requests() == 1).await;
+    drop(client);
+    eventually(|| engine.dropped.load(Ordering::Relaxed) == 1).await;
+    world.expect_ends(&["cancelled"]).await;
+}
+
+#[tokio::test]
+async fn a_client_that_leaves_amid_a_stream_closes_the_engines_connection() {
+    let (world, engine) = World::with(|_| {
+        let mut pieces = say(SSE_HEAD);
+        pieces.push(chunk("data: {\"a\":1}\n\n"));
+        Act::SayAndHang(pieces)
+    })
+    .await;
+    let mut client = world.client().await;
+    client.send(post("/v1/chat/completions", CHAT_STREAM)).await;
+    client.until("data: {").await;
+    drop(client);
+    eventually(|| engine.dropped.load(Ordering::Relaxed) == 1).await;
+    world.expect_ends(&["cancelled"]).await;
+}
+
+#[tokio::test]
+async fn a_client_that_leaves_right_behind_the_end_marker_has_finished() {
+    let (world, engine) = World::with(|_| {
+        let mut pieces = say(SSE_HEAD);
+        pieces.push(chunk("data: {\"a\":1}\n\ndata: [DONE]\n\n"));
+        Act::SayAndHang(pieces)
+    })
+    .await;
+    let mut client = world.client().await;
+    client.send(post("/v1/chat/completions", CHAT_STREAM)).await;
+    client.until("[DONE]").await;
+    drop(client);
+    world.expect_ends(&["finished"]).await;
+    eventually(|| engine.dropped.load(Ordering::Relaxed) == 1).await;
+}
+
+#[tokio::test]
+async fn gaps_between_tokens_reach_the_router() {
+    let events: Vec<&str> = vec!["data: {\"choices\":[{\"delta\":{\"content\":\"a\"}}]}\n\n"; 10];
+    let (world, _engine) = World::with(move |_| Act::Say(stream_reply(&events))).await;
+    world.chat(CHAT_STREAM).await;
+    let gaps = || world.events("paced").iter().map(|event| event[4][0].as_u64().unwrap()).sum::<u64>();
+    eventually(|| gaps() == 9).await;
+    assert_eq!(world.events("paced")[0][2..4], [json!("m"), json!([0])]);
+}
+
+/// Resident memory of this process.
+fn resident_bytes() -> usize {
+    let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
+    statm.split(' ').nth(1).unwrap().parse::<usize>().unwrap() * 4096
+}
+
+#[tokio::test]
+async fn clients_that_do_not_read_hold_back_their_engines_instead_of_filling_memory() {
+    const STREAMS: usize = 64;
+    let (world, engine) = World::with(|_| Act::Flood).await;
+    let before = resident_bytes();
+    let mut clients = Vec::new();
+    for _ in 0..STREAMS {
+        let mut client = world.client().await;
+        client.send(post("/v1/chat/completions", CHAT_STREAM)).await;
+        clients.push(client);
+    }
+    eventually(|| engine.requests() == STREAMS).await;
+    in_time(async {
+        // Stalled: a while without a byte more.
+        let mut last = 0;
+        while last == 0 || engine.flooded.load(Ordering::Relaxed) > last {
+            last = engine.flooded.load(Ordering::Relaxed);
+            tokio::time::sleep(Duration::from_millis(300)).await;
+        }
+    })
+    .await;
+    let stream_bytes = resident_bytes().saturating_sub(before) / STREAMS;
+    assert!(stream_bytes < 256 * 1024, "{stream_bytes} bytes a stream");
+    drop(clients);
+    eventually(|| engine.dropped.load(Ordering::Relaxed) == STREAMS).await;
+    world.expect_ends(&["cancelled"; STREAMS]).await;
+}

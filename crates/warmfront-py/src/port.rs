@@ -1,0 +1,97 @@
+//! The live service as one Python object.
+
+use pyo3::prelude::*;
+use pyo3::pybacked::PyBackedStr;
+use pyo3::types::PyBytes;
+use warmfront_core::config::CoreConfig;
+use warmfront_core::error::CoreError;
+use warmfront_core::runtime::Service;
+
+use crate::errors::{detached, to_py};
+
+/// Columns of `warmfront.types.Overlap`, in its field order.
+type Columns =
+    (Vec<u32>, Vec<u32>, Vec<u32>, Vec<u32>, Vec<u32>, Vec<u64>, Vec<u64>, Vec<u64>, Vec<u64>, Vec<f64>, Option<u64>);
+
+/// Both queues of a running data process. All methods may be called from one thread at a time only.
+#[pyclass(frozen)]
+pub(crate) struct Port {
+    service: Service,
+}
+
+#[pymethods]
+impl Port {
+    /// Binds, starts all threads and the control process.
+    #[new]
+    fn new(py: Python<'_>, config: &[u8]) -> PyResult<Self> {
+        detached(py, || {
+            let config: CoreConfig =
+                serde_json::from_slice(config).map_err(|error| CoreError::Config(error.to_string()))?;
+            Ok(Self { service: Service::start(config)? })
+        })
+    }
+
+    /// Waits for events, without the GIL; `None` once everything has drained.
+    fn receive<'py>(&self, py: Python<'py>) -> Option<Bound<'py, PyBytes>> {
+        py.detach(|| self.service.receive()).map(|batch| PyBytes::new(py, &batch))
+    }
+
+    /// Hands a batch of commands to the core.
+    fn send(&self, py: Python<'_>, commands: &[u8]) -> PyResult<()> {
+        detached(py, || self.service.command(commands))
+    }
+
+    /// What each replica of the request's pool holds of its prompt. Keeps the GIL: microseconds.
+    fn overlap(&self, id: u64) -> PyResult<Columns> {
+        let found = self.service.overlap(id).map_err(to_py)?;
+        Ok((
+            found.device,
+            found.confirmed,
+            found.host,
+            found.disk,
+            found.active,
+            found.active_tokens,
+            found.resident_tokens,
+            found.evicted_blocks,
+            found.regretted_blocks,
+            found.age_s,
+            found.frontier_key,
+        ))
+    }
+
+    /// Notes that `slot` will hold the request's prompt.
+    fn predict(&self, id: u64, slot: u32) -> PyResult<()> {
+        self.service.dispatched(id, slot).map_err(to_py)
+    }
+
+    /// Adds to a counter of the catalogue; counters count whole things.
+    fn count(&self, name: &str, labels: Vec<PyBackedStr>, n: u64) {
+        self.service.metrics().inc(name, &borrowed(&labels), n);
+    }
+
+    /// Adds one observation to a histogram of the catalogue.
+    fn observe(&self, name: &str, labels: Vec<PyBackedStr>, value: f64) {
+        self.service.metrics().observe(name, &borrowed(&labels), value);
+    }
+
+    /// Sets a gauge of the catalogue.
+    fn set(&self, name: &str, labels: Vec<PyBackedStr>, value: f64) {
+        self.service.metrics().set(name, &borrowed(&labels), value);
+    }
+
+    /// Address that clients reach, with the port that was really bound.
+    #[getter]
+    fn address(&self) -> String {
+        self.service.address().to_string()
+    }
+
+    /// Begins to stop, as a termination signal does.
+    fn stop(&self, py: Python<'_>) -> PyResult<()> {
+        py.detach(|| self.service.stop());
+        Ok(())
+    }
+}
+
+fn borrowed(labels: &[PyBackedStr]) -> Vec<&str> {
+    labels.iter().map(|label| &**label).collect()
+}

@@ -1,0 +1,59 @@
+"""`warmfront check`: is this configuration right, and do its servers give what exact routing needs?"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+import click
+
+from warmfront.cli.options import Options, configuration
+from warmfront.config import Config
+from warmfront.control import dialects
+from warmfront.errors import ConfigError
+from warmfront.types import FleetUpdate
+
+
+@click.command(name="check")
+@configuration
+def command(**options: Any) -> None:
+    """Validate a configuration and look at its servers once.
+
+    Says in words what is missing. Exit code 0: every server is ready and nothing contradicts; 1: something does not
+    work; 2: the configuration is wrong.
+    """
+    config, _ = Options(**options).load()
+    if not config.fleet.servers:
+        raise ConfigError("no servers: give --replica URL, or fleet.servers in the configuration file")
+    dialects.validate(config.fleet)
+    logging.getLogger("warmfront").addHandler(logging.NullHandler())  # what is logged is printed below, in order
+    update = asyncio.run(_look(config))
+    click.echo("\n".join(lines(update)))
+    is_working = not update.degraded and all(replica.ready for pool in update.pools for replica in pool.replicas)
+    raise SystemExit(0 if is_working else 1)
+
+
+async def _look(config: Config) -> FleetUpdate:
+    import aiohttp  # slow to import, and only this command of the light ones needs it
+
+    from warmfront.clock import MonotonicClock
+    from warmfront.control.discovery.static import StaticDiscovery
+    from warmfront.control.fleet import FleetKeeper
+
+    async with aiohttp.ClientSession() as http:
+        keeper = FleetKeeper(config, http=http, clock=MonotonicClock())
+        return await keeper.look_once(StaticDiscovery(config.fleet))
+
+
+def lines(update: FleetUpdate) -> list[str]:
+    """Return the findings, one line each."""
+    said = []
+    for pool in update.pools:
+        said.append(f"pool {pool.name}: {', '.join(pool.models)}; tokenizer {pool.tokenizer or 'unknown'}")
+        for replica in pool.replicas:
+            source = f"events from {replica.events.endpoint}" if replica.events else "no events"
+            state = "ready" if replica.ready else "not ready"
+            said.append(f"  {replica.id}: {state}, {replica.engine}, block size {replica.block_size or '?'}, {source}")
+            said += [f"    - {note}" for note in replica.notes]
+    return said + [f"problem: {problem}" for problem in update.degraded]

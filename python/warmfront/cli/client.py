@@ -1,0 +1,47 @@
+"""Asks the admin API of a running router."""
+
+from __future__ import annotations
+
+import urllib.error
+import urllib.request
+from typing import Any
+
+import msgspec
+
+from warmfront.errors import WarmfrontError
+
+TIMEOUT_S = 30.0
+
+
+class AdminError(WarmfrontError):
+    """The router cannot be asked, or refuses."""
+
+
+def ask(admin: str, path: str, body: bytes | None = None) -> dict[str, Any]:
+    """Return the JSON object that the admin API answers.
+
+    Args:
+        admin: Base URL.
+        path: Path with query.
+        body: Sent by POST when given.
+
+    Raises:
+        AdminError: No answer, or an error; the message is the router's own.
+    """
+    url = admin.rstrip("/") + path
+    try:
+        request = urllib.request.Request(url, data=body, headers={"content-type": "application/json"})
+        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as response:
+            return msgspec.json.decode(response.read(), type=dict[str, Any])
+    except urllib.error.HTTPError as error:
+        raise AdminError(_message(error)) from error
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "reason", error)
+        raise AdminError(f"cannot ask {url}: {reason}; is the router running, and is --admin right?") from error
+
+
+def _message(error: urllib.error.HTTPError) -> str:
+    try:
+        return str(msgspec.json.decode(error.read(), type=dict[str, dict[str, Any]])["error"]["message"])
+    except (msgspec.DecodeError, KeyError):
+        return f"{error.url} answers {error.code}"

@@ -1,0 +1,73 @@
+"""`warmfront explain`: where a request would go, and what each replica would cost."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, BinaryIO
+from urllib.parse import quote
+
+import click
+from rich.table import Table
+
+from warmfront.cli import client, options
+from warmfront.cli.output import number, show, show_json, table
+
+
+@click.command(name="explain")
+@click.argument("file", type=click.File("rb"), default="-")
+@options.admin
+@click.option("--path", default="/v1/chat/completions", show_default=True, help="Path the request would come to.")
+@click.option("--factors", is_flag=True, help="Show what the cost terms were made of, too.")
+@options.as_json
+def command(file: BinaryIO, admin: str, path: str, factors: bool, as_json: bool) -> None:
+    """Show where a request would go, and why.
+
+    FILE holds the request body as a client would send it; `-` or nothing reads standard input. Nothing is dispatched.
+    """
+    explanation = client.ask(admin, f"/admin/explain?path={quote(path, safe='/')}", file.read())
+    if as_json:
+        show_json(explanation)
+        return
+    show(_headline(explanation), _overlaps(explanation), "", _numbers(explanation, "terms"))
+    if factors:
+        show("", _numbers(explanation, "factors"))
+    show("", "▶ the choice: the smallest total of those that are ready")
+
+
+def _headline(explanation: Mapping[str, Any]) -> str:
+    basis = {"tokens": "exact tokens", "bytes": "blocks of bytes", "none": "no blocks"}[explanation["basis"]]
+    fallback = f", {explanation['fallback']}" if explanation["fallback"] else ""
+    chosen = explanation["choice"] or "held: no replica is ready"
+    return (
+        f"{explanation['model']} in pool {explanation['pool']} · "
+        f"{number(explanation['prompt_tokens'])} prompt tokens, {number(explanation['blocks'])} blocks "
+        f"({basis}{fallback}) · policy {explanation['policy']}\n"
+        f"choice: {chosen} ({explanation['reason']})"
+    )
+
+
+def _overlaps(explanation: Mapping[str, Any]) -> Table:
+    tiers = ("device", "confirmed", "host", "disk", "active")
+    rows = table("", "prompt tokens held by", *(f"#{tier}" for tier in tiers), "#expected cached")
+    for replica in explanation["replicas"]:
+        held = [number(replica["overlap"][tier]) for tier in tiers]
+        rows.add_row(*_name(explanation, replica), *held, number(replica["predicted_cached_tokens"]))
+    return rows
+
+
+def _numbers(explanation: Mapping[str, Any], kind: str) -> Table:
+    """One column for each cost term or factor, in the order in which the policy gives them."""
+    replicas: Sequence[Mapping[str, Any]] = explanation["replicas"]
+    units = {term["name"]: term["unit"] for replica in replicas for term in replica[kind]}
+    totals = ["#total"] if kind == "terms" else []
+    rows = table("", "cost" if totals else "made of", *(f"#{name} ({unit})" for name, unit in units.items()), *totals)
+    for replica in replicas:
+        values = {term["name"]: term["value"] for term in replica[kind]}
+        total = [number(replica["total"], 4)] if totals else []
+        rows.add_row(*_name(explanation, replica), *(number(values.get(name), 4) for name in units), *total)
+    return rows
+
+
+def _name(explanation: Mapping[str, Any], replica: Mapping[str, Any]) -> tuple[str, str]:
+    is_chosen = replica["id"] == explanation["choice"]
+    return "▶" if is_chosen else "", replica["id"] + ("" if replica["ready"] else " (not ready)")

@@ -1,0 +1,72 @@
+"""`warmfront fleet`: the replicas of a running router, one line each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import click
+
+from warmfront.cli import client, options
+from warmfront.cli.output import number, show, show_json, table
+
+
+@click.command(name="fleet")
+@options.admin
+@options.as_json
+def command(admin: str, as_json: bool) -> None:
+    """Show the replicas of a running router."""
+    report = client.ask(admin, "/admin/fleet")
+    if as_json:
+        show_json(report)
+        return
+    for pool in report["pools"]:
+        _show_pool(pool)
+    for problem in report["degraded"]:
+        show(f"! {problem}")
+    if not report["pools"]:
+        show("No server has named a model yet.")
+
+
+def _show_pool(pool: Mapping[str, Any]) -> None:
+    tokens = pool["tokens"] or "not reported yet"
+    reason = f" ({pool['tokens_reason']})" if pool["tokens_reason"] else ""
+    names = ", ".join(name for name in pool["models"] if name != pool["name"])
+    show(f"pool {pool['name']}{f' · also {names}' if names else ''} · tokens {tokens}{reason}")
+    rows = table(
+        "replica",
+        "ready",
+        "#in flight",
+        "#running",
+        "#waiting",
+        "#KV used",
+        "events",
+        "#lag s",
+        "#predicted",
+        "#reported",
+    )
+    for replica in pool["replicas"]:
+        rows.add_row(*_row(replica))
+    show(rows)
+    for replica in pool["replicas"]:
+        for note in replica["notes"]:
+            show(f"  {replica['id']}: {note}")
+    show("")
+
+
+def _row(replica: Mapping[str, Any]) -> list[str]:
+    router, load, events = replica["router"] or {}, replica["load"], replica["events"] or {}
+    accuracy = router.get("accuracy") or {}
+    usage = load["kv_usage"]
+    return [
+        replica["id"],
+        "yes" if replica["ready"] else "no",
+        number(router.get("in_flight")),
+        number(load["running"]),
+        number(load["waiting"]),
+        "-" if usage is None else f"{100 * usage:.0f} %",
+        events.get("state", "-"),
+        number(events.get("lag_s"), 3),
+        number(accuracy.get("predicted_cached_tokens")),
+        number(accuracy.get("reported_cached_tokens")),
+    ]

@@ -1,0 +1,79 @@
+"""Options that several commands share, and the configuration that follows from them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+from msgspec import Struct
+
+from warmfront.config import Config, load_with_sources
+
+Command = TypeVar("Command", bound=Callable[..., None])
+
+
+class Options(Struct, frozen=True):
+    """What was given on the command line, weakest first: file, `--set`, the rest."""
+
+    config: Path | None
+    settings: tuple[str, ...]
+    replica: tuple[str, ...]
+    tokenizer: str | None
+    policy: str | None
+    listen: str | None
+    admin_listen: str | None
+
+    def load(self) -> tuple[Config, dict[str, str]]:
+        """Return the effective configuration, and the source of each value that is not a default.
+
+        Raises:
+            ConfigError: Some source is wrong.
+        """
+        return load_with_sources(path=self.config, overrides=self.settings, flags=self._flags())
+
+    def _flags(self) -> dict[str, Any]:
+        fleet = {"servers": [{"url": url} for url in self.replica], "tokenizer": self.tokenizer}
+        tree = {
+            "fleet": fleet,
+            "router": {"policy": {"name": self.policy}},
+            "front": {"listen": self.listen},
+            "control": {"admin_listen": self.admin_listen},
+        }
+        return _given(tree)
+
+
+def _given(tree: dict[str, Any]) -> dict[str, Any]:
+    """Drop what was not given."""
+    pruned = {name: _given(value) if isinstance(value, dict) else value for name, value in tree.items()}
+    return {name: value for name, value in pruned.items() if value not in (None, [], {})}
+
+
+_OPTIONS = [
+    click.option("--replica", multiple=True, metavar="URL", help="An engine server; repeat. Replaces `fleet.servers`."),
+    click.option("--tokenizer", metavar="PATH", help="Model directory or tokenizer.json, for all models."),
+    click.option("--policy", metavar="NAME", help="How a replica is chosen, for example round_robin."),
+    click.option("--listen", metavar="HOST:PORT", help="Address for clients."),
+    click.option("--admin-listen", metavar="HOST:PORT", help="Address of the admin API."),
+    click.option("--config", type=click.Path(path_type=Path), metavar="FILE", help="YAML file."),
+    click.option(
+        "--set", "settings", multiple=True, metavar="PATH=VALUE", help="One value, for example log.level=debug."
+    ),
+]
+
+
+def configuration(command: Command) -> Command:
+    """Add the options of the configuration to a command; it gets them as keyword arguments of `Options`."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+admin = click.option(
+    "--admin", default="http://127.0.0.1:8081", show_default=True, metavar="URL", help="Admin API of the router."
+)
+"""Option of commands that ask a running router."""
+
+as_json = click.option("--json", "as_json", is_flag=True, help="Print the answer as it came.")
+"""Option of commands that print tables."""

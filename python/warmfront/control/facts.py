@@ -1,0 +1,106 @@
+"""What the control process knows about one server, as values.
+
+`answers` are what one round of questions brought; `ServerFacts` is what is believed after it. The step between the two
+is `probe.advance`, which does no I/O.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec import Struct
+
+from warmfront.config import ServerConfig
+from warmfront.control.engine_metrics import EngineMetrics
+from warmfront.types import EventSource
+
+
+class Answer(Struct, frozen=True):
+    """What came back for one question."""
+
+    status: int | None = None
+    """`None`: nothing came back; `error` says why."""
+    body: bytes = b""
+    error: str | None = None
+    is_refused: bool = False
+    """Nobody listens at the address: the process is not there."""
+
+    @property
+    def is_ok(self) -> bool:
+        """Whether the server answered with success."""
+        return self.status is not None and 200 <= self.status < 300
+
+    @property
+    def is_absent(self) -> bool:
+        """Whether the server answered that it has no such path."""
+        return self.status in (404, 405)
+
+
+class ModelCard(Struct, frozen=True):
+    """One entry of `/v1/models`."""
+
+    id: str
+    parent: str | None = None
+    """Set for adapters: the name of the base model."""
+    root: str | None = None
+    """Where the engine read the model (or adapter) from, on its own machine."""
+    max_model_len: int | None = None
+    raw: str = "{}"
+    """The entry as the engine gave it, as JSON."""
+
+
+class Round(Struct, frozen=True):
+    """The answers of one round; `None`, where nothing else is said: not asked this time."""
+
+    health: Answer
+    metrics: EngineMetrics | None = None
+    """`None`: the page could not be read."""
+    models: Answer | None = None
+    version: Answer | None = None
+    sources: Answer | None = None
+    listening: dict[int, bool] | None = None
+    """Per rank: whether something that speaks ZMTP listens at the engine's default event port."""
+
+
+class ServerFacts(Struct, frozen=True):
+    """What is believed about one server. Facts outlive failed rounds; `ready` does not."""
+
+    server: ServerConfig
+    ready: bool = False
+    reason: str = "not yet probed"
+    """Why it is not ready; empty when it is."""
+    failures: int = 0
+    """Failed rounds in a row."""
+    was_refused: bool = False
+    """Nobody listened since the last success."""
+    engine: str = "generic"
+    version: str | None = None
+    incarnation: int = 0
+    restarts: int = 0
+    """Restarts noticed without a start time."""
+    cards: tuple[ModelCard, ...] = ()
+    sources: dict[int, EventSource] = {}
+    """Per rank: where KV events come from."""
+    sources_note: str | None = None
+    """Why there are none, in words."""
+    metrics: EngineMetrics | None = None
+    scraped_s: float | None = None
+    """Time of `metrics` on our clock."""
+
+    @property
+    def ranks(self) -> list[int]:
+        """Data-parallel ranks behind this URL; one of them when nothing else is known."""
+        known = self.metrics.ranks.keys() if self.metrics else set()
+        return sorted(self.sources.keys() | known) or [0]
+
+    def public(self) -> dict[str, Any]:
+        """Return what the admin API shows of the server itself, without headers."""
+        return {
+            "url": self.server.url,
+            "engine": self.engine,
+            "version": self.version,
+            "ready": self.ready,
+            "reason": self.reason or None,
+            "models": [card.id for card in self.cards],
+            "failures": self.failures,
+        }

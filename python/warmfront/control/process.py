@@ -1,0 +1,86 @@
+"""Puts the control process together: link, fleet, admin API; ends when the data process does."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+from pathlib import Path
+
+import aiohttp
+from aiohttp import web
+
+from warmfront.clock import MonotonicClock
+from warmfront.config import Config
+from warmfront.control.admin import Admin
+from warmfront.control.discovery.static import StaticDiscovery
+from warmfront.control.fleet import FleetKeeper
+from warmfront.control.link import Link, LinkClosedError
+from warmfront.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+CONNECTIONS_PER_SERVER = 4
+KEEP_ALIVE_S = 4.0
+"""Below the 5 s after which vLLM's HTTP server closes an idle connection."""
+
+
+async def run(config: Config, socket: Path) -> None:
+    """Do everything until the data process says stop or has gone.
+
+    Raises:
+        LinkClosedError: Nobody listens at `socket`.
+        ConfigError: The admin address cannot be bound.
+    """
+    link = await Link.connect(socket)
+    connector = aiohttp.TCPConnector(limit=0, limit_per_host=CONNECTIONS_PER_SERVER, keepalive_timeout=KEEP_ALIVE_S)
+    async with aiohttp.ClientSession(connector=connector) as http:
+        fleet = FleetKeeper(config, http=http, clock=MonotonicClock(), send=link.send_fleet)
+        runner = web.AppRunner(Admin(config, link=link, fleet=fleet).application(), access_log=None)
+        await _listen(runner, config.control.admin_listen)
+        work = asyncio.create_task(fleet.run(StaticDiscovery(config.fleet)))
+        try:
+            await _first_of(asyncio.create_task(link.read()), work, _termination())
+        finally:
+            work.cancel()
+            await asyncio.gather(work, return_exceptions=True)
+            await runner.cleanup()
+            await link.close()
+
+
+async def _listen(runner: web.AppRunner, address: str) -> None:
+    await runner.setup()
+    host, _, port = address.rpartition(":")
+    try:
+        await web.TCPSite(runner, host.strip("[]") or None, int(port)).start()
+    except OSError as error:
+        raise ConfigError(f"control.admin_listen: cannot bind {address}: {error.strerror}") from error
+    logger.info("admin API on %s", ", ".join(f"http://{bound[0]}:{bound[1]}" for bound in runner.addresses))
+
+
+async def _first_of(*tasks: asyncio.Task[None]) -> None:
+    """Wait for the first to end, cancel the others, and pass on how it ended; a gone data process is a normal end."""
+    done, pending = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task in pending:
+        task.cancel()
+    await asyncio.gather(*pending, return_exceptions=True)
+    try:
+        for task in done:
+            task.result()
+    except* LinkClosedError as gone:
+        logger.info("%s", gone.exceptions[0])
+
+
+def _termination() -> asyncio.Task[None]:
+    """Return a task that ends on a termination signal.
+
+    An interrupt from the terminal reaches the data process as well, which then says stop: ignored here.
+    """
+    loop, asked = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_signal_handler(signal.SIGTERM, asked.set)
+    loop.add_signal_handler(signal.SIGINT, lambda: None)
+
+    async def wait() -> None:
+        await asked.wait()
+
+    return asyncio.create_task(wait())

@@ -1,0 +1,150 @@
+"""Compares our token ids with the engine's own, once per engine process, with a few fixed requests.
+
+The engine's render endpoint gives exactly the ids that it computes with, but most servers refuse it; `/tokenize` gives
+the same for the requests below, which avoid the fields it ignores. This happens off the decision path, and traffic
+does not wait for it: a mismatch means that overlap is predicted from wrong ids, so it is said loudly.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+import aiohttp
+import msgspec
+from msgspec import Struct
+
+from warmfront.types import TemplateOptions
+
+Prompt = Callable[[str, bytes], list[list[int]]]
+"""Path and body of a request → the token ids of its prompts, by our own tokenizer."""
+
+TIMEOUT_S = 10.0
+"""For one question; engines tokenize in the process that serves requests."""
+
+ANSWER_BYTES_MAX = 4 * 1024 * 1024
+
+CHAT = "/v1/chat/completions"
+RENDER = "/v1/chat/completions/render"
+TOKENIZE = "/tokenize"
+
+CHATS: tuple[dict[str, Any], ...] = (
+    {"messages": [{"role": "user", "content": "Which block holds the prefix?"}]},
+    {
+        "messages": [
+            {"role": "system", "content": "Answer in one line.\nBe exact."},
+            {"role": "user", "content": "Grüße, 世界 🙂  two  spaces"},
+            {"role": "assistant", "content": "Grüße zurück."},
+            {"role": "user", "content": "def f(x):\n\treturn x ** 2"},
+        ]
+    },
+    {
+        "messages": [
+            {"role": "user", "content": [{"type": "text", "text": "first part"}, {"type": "text", "text": "second"}]}
+        ]
+    },
+)
+"""Plain turns, a longer conversation with text that tokenizers disagree on, and content in parts."""
+
+
+class TokenCheck(Struct, frozen=True):
+    """What the comparison found."""
+
+    state: Literal["verified", "mismatch", "unverified"]
+    reason: str
+    """In words: with what it was compared, where it differs, or why it could not be compared."""
+    is_passing: bool = False
+    """Whether asking again may help: the engine did not answer at all."""
+
+    @property
+    def note(self) -> str | None:
+        """What an operator should read about it; `None` when all is well."""
+        return None if self.state == "verified" else f"tokens {self.state}: {self.reason}"
+
+
+def load(path: str, template: TemplateOptions) -> Prompt:
+    """Load our tokenizer. Slow: call it in a thread.
+
+    Raises:
+        WarmfrontError: It cannot be loaded.
+        ImportError: The core is not built.
+    """
+    from warmfront.core import Tokenizer  # the core is not needed where nothing is compared
+
+    return Tokenizer(path, msgspec.json.encode(template).decode()).prompt
+
+
+async def compare(
+    prompt: Prompt, *, http: aiohttp.ClientSession, url: str, headers: Mapping[str, str], model: str
+) -> TokenCheck:
+    """Ask one server for the token ids of each fixed request and compare.
+
+    Args:
+        prompt: Our tokenizer; it may be slow and is called in a thread.
+        http: Session to ask with.
+        url: The server, without trailing slash.
+        headers: Sent along.
+        model: Base model name to put into the requests.
+    """
+    path, refusal = RENDER, ""
+    compared, is_passing = 0, False
+    for chat in CHATS:
+        request = {"model": model} | chat
+        theirs = await _ask(http, url + path, headers, request)
+        if path == RENDER and theirs.status in (403, 404, 405):
+            path, refusal = TOKENIZE, f"{RENDER} answers {theirs.status}"
+            theirs = await _ask(http, url + path, headers, request)
+        if theirs.ids is None:
+            refusal, is_passing = f"{path} {theirs.problem}", theirs.status is None
+            continue
+        try:
+            ours = (await asyncio.to_thread(prompt, CHAT, msgspec.json.encode(request)))[0]
+        except Exception as error:  # the edge to the tokenizer: whatever it raises means that nothing can be compared
+            return TokenCheck("unverified", f"our tokenizer cannot render a plain chat: {error}")
+        if ours != theirs.ids:
+            return TokenCheck("mismatch", _difference(ours, theirs.ids, f"{url}{path}"))
+        compared += 1
+    if not compared:
+        return TokenCheck("unverified", f"the engine tells no token ids: {refusal}", is_passing)
+    return TokenCheck("verified", f"{compared} requests compared with {url}{path}")
+
+
+class _Theirs(Struct, frozen=True):
+    status: int | None = None
+    ids: list[int] | None = None
+    problem: str = ""
+
+
+class _Ids(Struct, frozen=True):
+    """Both answers: render names the ids `token_ids`, `/tokenize` names them `tokens`."""
+
+    token_ids: list[int] | None = None
+    tokens: list[int] | None = None
+
+
+async def _ask(http: aiohttp.ClientSession, url: str, headers: Mapping[str, str], request: dict[str, Any]) -> _Theirs:
+    timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
+    try:
+        async with http.post(url, json=request, headers=headers, timeout=timeout) as response:
+            body = await response.content.read(ANSWER_BYTES_MAX)
+            status = response.status
+    except TimeoutError:
+        return _Theirs(problem=f"does not answer within {TIMEOUT_S:g} s")
+    except aiohttp.ClientError as error:
+        return _Theirs(problem=f"fails: {error}")
+    if status != 200:
+        return _Theirs(status, problem=f"answers {status}")
+    try:
+        answer = msgspec.json.decode(body, type=_Ids | list[_Ids])
+    except msgspec.DecodeError as error:
+        return _Theirs(status, problem=f"cannot be read: {error}")
+    first = answer if isinstance(answer, _Ids) else (answer[0] if answer else _Ids())
+    ids = first.token_ids if first.token_ids is not None else first.tokens
+    return _Theirs(status, ids, "" if ids is not None else "gives no token ids")
+
+
+def _difference(ours: list[int], theirs: list[int], where: str) -> str:
+    place = next((n for n, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), min(len(ours), len(theirs)))
+    sample = f"ours {ours[place : place + 4]}, the engine's {theirs[place : place + 4]}"
+    return f"ours differ from {where} at token {place} of {len(theirs)} ({sample}); check `tokenizer`, `chat_template`"

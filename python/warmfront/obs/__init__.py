@@ -1,0 +1,1 @@
+"""What can be seen from outside: the metric catalogue and the form of log lines."""

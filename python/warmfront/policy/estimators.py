@@ -1,0 +1,217 @@
+"""What a pool learns instead of being given weights.
+
+Owned by the router's ledger, which feeds it whatever policy is in charge; policies read it. All start from priors that
+may be wrong by a factor of two. Nothing here reads a clock: times come from events.
+
+Source: docs/explanation/policies.md, section "What is learned".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from warmfront.config import CostConfig
+from warmfront.policy.latency import DecodeModel, PrefillModel
+from warmfront.types import Slot
+
+TURN_BUCKETS = 8
+"""Turns 0 to 6 and all later ones."""
+CONTINUATION_PRIOR = (6.0, 10.0)
+"""Successors over requests, before anything is known: 0.6 later requests each."""
+CONTINUATION_FORGET = 0.999
+CONTINUATION_INTERVAL = 16
+"""Arrivals between two solutions for N_T."""
+OUTPUT_PRIOR_TOKENS = 200.0
+OUTPUT_TOKENS_MIN = 8.0
+NEW_PRIOR_TOKENS = 500.0
+RESIDENCE_PRIOR_S = 5.0
+AGE_BUCKETS = 16
+CREDIT_PRIOR_TOKENS = 2000.0
+CREDIT_FORGET = 0.99
+PREFILL_SHARE_MAX = 0.25
+"""Share of prefill in an interval above which its gaps say nothing about decoding."""
+GROUPS_MAX = 8
+"""First tokens after which a long busy period is cut into a sample."""
+
+
+class Credit:
+    """η: how much of a predicted overlap the engines really found, by age and by feed.
+
+    Age is log2 seconds since the prefix was last sent there; a bucket of its own holds prefixes that we never sent.
+    Replicas with live events and those without are kept apart, so that one lost stream does not discredit the others.
+    """
+
+    def __init__(self) -> None:
+        size = AGE_BUCKETS + 1
+        self.reported = {exact: [CREDIT_PRIOR_TOKENS] * size for exact in (True, False)}
+        self.predicted = {exact: [CREDIT_PRIOR_TOKENS] * size for exact in (True, False)}
+        self.factor = {exact: [1.0] * size for exact in (True, False)}
+
+    @staticmethod
+    def bucket(age_s: float) -> int:
+        """Return the row for an age; negative means never sent."""
+        if age_s < 0:
+            return AGE_BUCKETS
+        return min(AGE_BUCKETS - 1, int(age_s * 4.0).bit_length())
+
+    def learn(self, bucket: int, *, exact: bool, predicted_tokens: int, reported_tokens: int) -> None:
+        """Compare one answer with its prediction. More than predicted counts as all of it."""
+        if predicted_tokens <= 0:
+            return
+        reported, predicted = self.reported[exact], self.predicted[exact]
+        reported[bucket] = CREDIT_FORGET * reported[bucket] + min(reported_tokens, predicted_tokens)
+        predicted[bucket] = CREDIT_FORGET * predicted[bucket] + predicted_tokens
+        self.factor[exact][bucket] = reported[bucket] / predicted[bucket]
+
+
+class Continuation:
+    """m_t: how many later requests a conversation brings, by the number of answers it holds already."""
+
+    def __init__(self, turns_max: float) -> None:
+        successors, requests = CONTINUATION_PRIOR
+        self._turns_max = turns_max
+        self._successors = [successors] * TURN_BUCKETS
+        self._requests = [requests] * TURN_BUCKETS
+        self._arrivals = 0
+        self.later: list[float] = [0.0] * TURN_BUCKETS
+        """N_T by turn bucket."""
+        self._solve()
+
+    def arrived(self, turn: int) -> None:
+        """Count a request at `turn` as successor of one at the turn before."""
+        bucket = min(turn, TURN_BUCKETS - 1)
+        if turn > 0:
+            self._successors[min(turn - 1, TURN_BUCKETS - 1)] += 1.0
+        self._requests[bucket] = CONTINUATION_FORGET * self._requests[bucket] + 1.0
+        self._successors[bucket] *= CONTINUATION_FORGET
+        self._arrivals += 1
+        if self._arrivals % CONTINUATION_INTERVAL == 0:
+            self._solve()
+
+    def rates(self) -> list[float]:
+        """Return successors per request, by turn bucket."""
+        return [successors / requests for successors, requests in zip(self._successors, self._requests, strict=True)]
+
+    def _solve(self) -> None:
+        last = self._successors[-1] / self._requests[-1]
+        value = last / (1.0 - min(0.95, last))
+        self.later[-1] = min(self._turns_max, value)
+        for bucket in range(TURN_BUCKETS - 2, -1, -1):
+            value = min(8.0, self._successors[bucket] / self._requests[bucket]) * (1.0 + value)
+            self.later[bucket] = min(self._turns_max, value)
+
+
+@dataclass(slots=True)
+class BusyPeriod:
+    """Prefill going on without a break at one replica."""
+
+    start_s: float
+    last_s: float
+    tokens: float = 0.0
+    pairs: float = 0.0
+    groups: int = 0
+    usable: bool = True
+
+
+class Learned:
+    """Everything a pool has learned."""
+
+    def __init__(self, config: CostConfig) -> None:
+        self.prefill = PrefillModel(config)
+        self.decode = DecodeModel(config)
+        self.credit = Credit()
+        self.continuation = Continuation(config.future_turns_max)
+        self.output_tokens = OUTPUT_PRIOR_TOKENS
+        """ô."""
+        self.new_tokens = NEW_PRIOR_TOKENS
+        """n̄: tokens a request computes on average."""
+        self.residence_s: list[float] = []
+        """R: seconds from first token to end."""
+        self._busy: list[BusyPeriod | None] = []
+        self._prefilled_s: list[float] = []
+        """Predicted prefill seconds that ended since gaps were last reported."""
+        self._paced_s: list[float | None] = []
+
+    def grow(self) -> None:
+        """Add a row."""
+        self.prefill.grow()
+        self.decode.grow()
+        self.residence_s.append(RESIDENCE_PRIOR_S)
+        self._busy.append(None)
+        self._prefilled_s.append(0.0)
+        self._paced_s.append(None)
+
+    def reset(self, slot: Slot) -> None:
+        """Forget a replica: the slot belongs to another one now."""
+        self.prefill.reset(slot)
+        self.decode.reset(slot)
+        self.residence_s[slot] = RESIDENCE_PRIOR_S
+        self._busy[slot], self._prefilled_s[slot], self._paced_s[slot] = None, 0.0, None
+
+    def expected_output_tokens(self, output_tokens_max: int | None) -> float:
+        """ô of one request: never more than it asked for."""
+        expected = max(OUTPUT_TOKENS_MIN, self.output_tokens)
+        return expected if output_tokens_max is None else min(expected, float(output_tokens_max))
+
+    def dispatched(self, slot: Slot, now_s: float, *, new_tokens: float, alone: bool, usable: bool) -> None:
+        """Note the start of a prefill; `alone` when nothing else is pending there.
+
+        Args:
+            slot: Where.
+            now_s: When.
+            new_tokens: To compute.
+            alone: This opens a busy period.
+            usable: First tokens of this request will be seen and memory does not delay it.
+        """
+        self.new_tokens += 0.02 * (new_tokens - self.new_tokens)
+        if alone:
+            self._busy[slot] = BusyPeriod(now_s, now_s)
+        busy = self._busy[slot]
+        if busy is not None and not usable:
+            busy.usable = False
+
+    def first_token(self, slot: Slot, now_s: float, *, new_tokens: float, prompt_tokens: int, last: bool) -> None:
+        """Note the end of a prefill; `last` when nothing is pending behind it."""
+        self._prefilled_s[slot] += self.prefill.seconds(slot, new_tokens, prompt_tokens)
+        busy = self._busy[slot]
+        if busy is None:
+            return
+        busy.tokens += new_tokens
+        busy.pairs += new_tokens * (prompt_tokens - 0.5 * new_tokens)
+        if now_s > busy.last_s:
+            busy.groups += 1
+            busy.last_s = now_s
+        if not last and busy.groups < GROUPS_MAX:
+            return
+        if busy.usable:
+            self.prefill.sample(slot, now_s - busy.start_s, busy.tokens, busy.pairs)
+        self._busy[slot] = None if last else BusyPeriod(now_s, now_s, usable=busy.usable)
+
+    def abandoned(self, slot: Slot, *, last: bool) -> None:
+        """Note a prefill that ended without a visible first token: its busy period teaches nothing."""
+        busy = self._busy[slot]
+        if busy is not None:
+            busy.usable = False
+        if last:
+            self._busy[slot] = None
+
+    def paced(self, slot: Slot, now_s: float, *, gap_s: float, requests: int, context_tokens: float) -> None:
+        """Learn the gap between tokens in the interval since the last call.
+
+        Prefill stretches gaps. Its predicted share of the interval is taken off; intervals with more than
+        `PREFILL_SHARE_MAX` of it are left out, or a busy fleet would never learn.
+        """
+        before_s, self._paced_s[slot] = self._paced_s[slot], now_s
+        prefilled_s, self._prefilled_s[slot] = self._prefilled_s[slot], 0.0
+        if before_s is None or now_s <= before_s or requests <= 0 or gap_s <= 0:
+            return
+        share = prefilled_s / (now_s - before_s)
+        if share <= PREFILL_SHARE_MAX:
+            self.decode.sample(slot, gap_s * (1.0 - share), requests, context_tokens)
+
+    def finished(self, slot: Slot, *, output_tokens: int | None, residence_s: float | None) -> None:
+        """Learn from a complete answer."""
+        if output_tokens is not None:
+            self.output_tokens += 0.02 * (output_tokens - self.output_tokens)
+        if residence_s is not None:
+            self.residence_s[slot] += 0.05 * (residence_s - self.residence_s[slot])

@@ -1,0 +1,164 @@
+"""Learned latency of a pool: seconds of prefill and seconds between two tokens.
+
+Prefill is learned for the pool and scaled per replica; decode is learned per replica. Prefill models are not learned
+per replica from scratch: a replica priced too dear gets no samples and stays dear. An error common to all replicas is
+harmless; only a difference between replicas moves a choice.
+
+Source: docs/explanation/policies.md, section "What is learned".
+"""
+
+from __future__ import annotations
+
+from warmfront.config import CostConfig
+from warmfront.types import Slot
+
+FORGET = 0.999
+"""Share of old knowledge kept per sample."""
+PRIOR_SAMPLES = 4.0
+"""Weight of the prior, in samples."""
+PAIR_PRIOR_S = 2e-9
+"""Scale of the prior for seconds a (query, key) pair."""
+SAMPLE_TOKENS_MIN = 600
+"""Shorter busy periods say more about overhead than about prefill."""
+RATIO_MAX, RATIO_MIN = 8.0, 0.05
+"""Samples this far from the prediction are accidents: a stall, a wrong overlap."""
+OUTLIERS_MAX = 8
+"""Accidents in a row after which they are the truth: the engine is another class of machine than the prior."""
+SHRINK = 0.005
+"""Share by which a replica's scale returns to the pool with each sample."""
+SECONDS_A_TOKEN_MIN = 1e-6
+SECONDS_A_STEP_MIN = 1e-4
+_REQUESTS_UNIT, _TOKENS_UNIT = 1e-2, 1e-5
+_VARIANCE_MAX = 0.1
+
+
+class PrefillModel:
+    """`p = s·(α·n + β·n·(L − n/2))` for n tokens to compute of a prompt of L."""
+
+    def __init__(self, config: CostConfig) -> None:
+        self._prior_s = config.prefill_prior_s
+        self.alpha = config.prefill_prior_s
+        """Seconds a token."""
+        self.beta = 0.0
+        """Seconds a pair of query and key."""
+        self.scale: list[float] = []
+        """s: this replica over the pool."""
+        self.samples = 0
+        self._outliers = 0
+        self._measured: list[float] = []
+        self._predicted: list[float] = []
+        self._sums = [0.0] * 5
+
+    def grow(self) -> None:
+        """Add a row."""
+        self.scale.append(1.0)
+        self._measured.append(1.0)
+        self._predicted.append(1.0)
+
+    def reset(self, slot: Slot) -> None:
+        """Forget a replica: the slot belongs to another one now."""
+        self.scale[slot] = self._measured[slot] = self._predicted[slot] = 1.0
+
+    def seconds(self, slot: Slot, new_tokens: float, prompt_tokens: int) -> float:
+        """Predict the prefill of one request."""
+        return self.scale[slot] * new_tokens * (self.alpha + self.beta * (prompt_tokens - 0.5 * new_tokens))
+
+    def sample(self, slot: Slot, seconds: float, tokens: float, pairs: float) -> None:
+        """Learn from one busy period: `seconds` for `tokens` computed against `pairs` of query and key."""
+        if tokens < SAMPLE_TOKENS_MIN or seconds <= 0:
+            return
+        predicted = self.alpha * tokens + self.beta * pairs
+        if RATIO_MIN <= seconds / predicted <= RATIO_MAX:
+            self._outliers = 0
+        else:
+            self._outliers += 1
+            if self._outliers <= OUTLIERS_MAX:
+                return
+        self._rescale(slot, seconds, predicted)
+        self._fit(seconds / self.scale[slot], tokens, pairs)
+        self.samples += 1
+
+    def _rescale(self, slot: Slot, seconds: float, predicted: float) -> None:
+        measured = 0.99 * self._measured[slot] + 0.2 * min(seconds, 4 * predicted * self.scale[slot])
+        expected = 0.99 * self._predicted[slot] + 0.2 * predicted
+        measured += SHRINK * (expected - measured)
+        self._measured[slot], self._predicted[slot] = measured, expected
+        self.scale[slot] = measured / expected
+
+    def _fit(self, seconds: float, tokens: float, pairs: float) -> None:
+        """Least squares for relative errors, drawn towards the prior."""
+        weight = 1.0 / (seconds * seconds)
+        new = (tokens * tokens, tokens * pairs, pairs * pairs, tokens * seconds, pairs * seconds)
+        self._sums = [FORGET * old + weight * value for old, value in zip(self._sums, new, strict=True)]
+        ridge_alpha = PRIOR_SAMPLES / (self._prior_s * self._prior_s)
+        ridge_beta = PRIOR_SAMPLES / (PAIR_PRIOR_S * PAIR_PRIOR_S)
+        a11, a12, a22 = self._sums[0] + ridge_alpha, self._sums[1], self._sums[2] + ridge_beta
+        b1, b2 = self._sums[3] + ridge_alpha * self._prior_s, self._sums[4]
+        determinant = a11 * a22 - a12 * a12
+        if determinant <= 0:
+            return
+        alpha, beta = (b1 * a22 - b2 * a12) / determinant, (a11 * b2 - a12 * b1) / determinant
+        if beta < 0:
+            alpha, beta = b1 / a11, 0.0
+        self.alpha, self.beta = max(SECONDS_A_TOKEN_MIN, alpha), beta
+
+
+class DecodeModel:
+    """`τ = θ0 + θ1·B + θ2·K`: seconds between two tokens with B requests and K tokens of context."""
+
+    def __init__(self, config: CostConfig) -> None:
+        self._prior = (config.decode_prior_s, 0.0, config.decode_prior_token_s)
+        self.base: list[float] = []
+        self.per_request: list[float] = []
+        self.per_token: list[float] = []
+        self.samples = 0
+        self._covariance: list[list[list[float]]] = []
+
+    def grow(self) -> None:
+        """Add a row."""
+        for column, value in zip((self.base, self.per_request, self.per_token), self._prior, strict=True):
+            column.append(value)
+        self._covariance.append(_start())
+
+    def reset(self, slot: Slot) -> None:
+        """Forget a replica."""
+        self.base[slot], self.per_request[slot], self.per_token[slot] = self._prior
+        self._covariance[slot] = _start()
+
+    def seconds(self, slot: Slot, requests: float, context_tokens: float) -> float:
+        """Predict the gap between two tokens."""
+        return self.base[slot] + self.per_request[slot] * requests + self.per_token[slot] * context_tokens
+
+    def sample(self, slot: Slot, gap_s: float, requests: float, context_tokens: float) -> None:
+        """Learn from a mean gap measured while nothing was in prefill (recursive least squares, errors clipped)."""
+        inputs = (1.0, requests * _REQUESTS_UNIT, context_tokens * _TOKENS_UNIT)
+        matrix = self._covariance[slot]
+        product = [sum(entry * value for entry, value in zip(row, inputs, strict=True)) for row in matrix]
+        scale = FORGET * 1e-4 + sum(value * entry for value, entry in zip(inputs, product, strict=True))
+        predicted_s = self.seconds(slot, requests, context_tokens)
+        bound = 0.5 * predicted_s + 0.02  # of the prediction, so that one stall of many seconds stays one small step
+        error = max(-bound, min(bound, gap_s - predicted_s))
+        gain = [entry / scale for entry in product]
+        self.base[slot] = max(SECONDS_A_STEP_MIN, self.base[slot] + gain[0] * error)
+        self.per_request[slot] = max(0.0, self.per_request[slot] + gain[1] * error * _REQUESTS_UNIT)
+        self.per_token[slot] = max(0.0, self.per_token[slot] + gain[2] * error * _TOKENS_UNIT)
+        self._covariance[slot] = _bounded(
+            [[(matrix[row][col] - gain[row] * product[col]) / FORGET for col in range(3)] for row in range(3)]
+        )
+        self.samples += 1
+
+
+def _start() -> list[list[float]]:
+    return [[1e-3, 0.0, 0.0], [0.0, 1e-4, 0.0], [0.0, 0.0, 1e-3]]
+
+
+def _bounded(matrix: list[list[float]]) -> list[list[float]]:
+    """Keep forgetting from blowing up directions that are never excited."""
+    for row in range(3):
+        if matrix[row][row] > _VARIANCE_MAX:
+            factor = _VARIANCE_MAX / matrix[row][row]
+            for col in range(3):
+                matrix[row][col] *= factor
+                matrix[col][row] *= factor
+            matrix[row][row] = _VARIANCE_MAX
+    return matrix

@@ -1,0 +1,91 @@
+"""Fixed prices of the cost policy that are neither learned nor the operator's, and the table that explains costs.
+
+The order of `TERMS` is the order in which `MarginalCost` adds them up.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from warmfront.policy.base import ReplicaCost, Term
+from warmfront.types import Slot
+
+TIE_S = 1e-3
+"""Costs this close are equal: the emptier memory wins, then the hash of the prefix."""
+HOST_LOAD_S = 5e-6
+"""Seconds to load one token's KV from host memory: about 100 kB at 20 GB/s."""
+DISK_LOAD_S = 40e-6
+"""The same from local disk: about 100 kB at 2.5 GB/s."""
+MEMORY_FULL = 0.97
+"""Share of KV memory in use above which requests wait for memory."""
+MEMORY_UTILISATION_MAX = 0.9
+"""Cap of the utilisation in the price of memory."""
+MEMORY_QUEUE_MAX = 30.0
+"""Cap of the number of requests that a scarce memory delays."""
+COST_WINDOW_S = 30.0
+"""Time constant of a replica's mean cost."""
+COST_INTERVAL_S = 0.1
+"""Mean costs are updated no more often than this: it bounds the work of a decision."""
+POPULARITY_WINDOW_S = 60.0
+"""Time constant of a prefix's request rate."""
+PREFIXES_MAX = 65_536
+"""Prefixes whose rate is remembered; the one asked for longest ago goes first."""
+
+
+class Costs(NamedTuple):
+    """All that one evaluation computed for one replica. Seconds unless the name says otherwise."""
+
+    slot: Slot
+    cached_tokens: int
+    waiting_s: float
+    prefill_s: float
+    eviction_s: float
+    decode_s: float
+    memory_s: float
+    future_s: float
+    total_s: float
+    new_tokens: float
+    own_prefill_s: float
+    paid_prefill_s: float
+    compute_wait_s: float
+    memory_wait_s: float
+    price: float
+    credit: float
+    memory_used: float
+    copies_gain: float
+    later_turns: float
+
+    def explained(self) -> ReplicaCost:
+        """Return the costs as named terms and factors."""
+        return ReplicaCost(
+            slot=self.slot,
+            cached_tokens=self.cached_tokens,
+            terms=[Term(name, symbol, "s", getattr(self, field)) for name, symbol, field in TERMS],
+            factors=[Term(name, symbol, unit, float(getattr(self, field))) for name, symbol, unit, field in FACTORS],
+            total=self.total_s,
+        )
+
+
+TERMS = (
+    ("waiting", "max(W, M)", "waiting_s"),
+    ("prefill", "p̃·X", "prefill_s"),
+    ("eviction", "ev·X", "eviction_s"),
+    ("decode", "T", "decode_s"),
+    ("memory", "mem", "memory_s"),
+    ("future turns", "F", "future_s"),
+)
+"""Name, symbol and field of what is added up."""
+
+FACTORS = (
+    ("tokens to compute", "n", "tokens", "new_tokens"),
+    ("own prefill", "p", "s", "own_prefill_s"),
+    ("prefill after investment", "p̃", "s", "paid_prefill_s"),
+    ("wait for compute", "W", "s", "compute_wait_s"),
+    ("wait for memory", "M", "s", "memory_wait_s"),
+    ("price of prefill work", "X", "1", "price"),
+    ("reuse credit", "η", "1", "credit"),
+    ("share of KV memory in use", "u", "1", "memory_used"),
+    ("requests that pay a new copy back", "N", "requests", "copies_gain"),
+    ("later turns", "N_T", "requests", "later_turns"),
+)
+"""Name, symbol, unit and field of what the terms were made of."""

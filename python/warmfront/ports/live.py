@@ -1,0 +1,107 @@
+"""The live port: the core's two queues, and the router between them on the process's main thread.
+
+The loop waits without the GIL, decides, hands commands back, and ends when the core has drained. If the router fails,
+the process ends with the error: a router that decides nothing must not look alive.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import signal
+import sys
+import tempfile
+from pathlib import Path
+
+import msgspec
+
+from warmfront import core
+from warmfront.config import Config, core_config
+from warmfront.router.record import Stepper, open_router
+from warmfront.types import Command, Event, Overlap, Request, RequestId, Slot
+
+logger = logging.getLogger(__name__)
+
+_events = msgspec.msgpack.Decoder(list[Event])
+_commands = msgspec.msgpack.Encoder()
+
+
+class LiveIndex:
+    """The core's index, asked by request id: hashes never cross the boundary."""
+
+    def __init__(self, port: core.Port) -> None:
+        self._port = port
+
+    def overlap(self, request: Request) -> Overlap:
+        """Return the columns of the request's pool.
+
+        Raises:
+            UnknownRequestError: The client has left.
+        """
+        return Overlap(*self._port.overlap(request.id))
+
+    def predict(self, request: Request, slot: Slot) -> None:
+        """Note that `slot` will hold the prompt, so that the next decision of the batch sees it.
+
+        Raises:
+            UnknownRequestError: The client has left.
+        """
+        self._port.predict(request.id, slot)
+
+    def release(self, request_id: RequestId) -> None:
+        """Do nothing: the core's in-flight guard releases by itself."""
+
+
+class LiveMeter:
+    """What only the router knows, written into the core's metric registry."""
+
+    def __init__(self, port: core.Port) -> None:
+        self._port = port
+
+    def count(self, name: str, labels: tuple[str, ...], n: float) -> None:
+        """Add to a counter."""
+        self._port.count(name, labels, int(n))
+
+    def observe(self, name: str, labels: tuple[str, ...], value: float) -> None:
+        """Add one observation to a histogram."""
+        self._port.observe(name, labels, value)
+
+    def set(self, name: str, labels: tuple[str, ...], value: float) -> None:
+        """Set a gauge."""
+        self._port.set(name, labels, value)
+
+
+def drive(port: core.Port, router: Stepper) -> None:
+    """Decide until the core has drained."""
+    while (batch := port.receive()) is not None:
+        commands: list[Command] = router.step(_events.decode(batch))
+        if commands:
+            port.send(_commands.encode(commands))
+
+
+def serve(config: Config) -> None:
+    """Serve until a termination signal, then until streams have ended or the grace time is over.
+
+    Raises:
+        ConfigError: An address cannot be bound or a file cannot be read.
+    """
+    # The core handles both signals; Python's own handler would raise in the middle of a step.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
+    with tempfile.TemporaryDirectory(prefix="warmfront-") as folder:
+        command, socket = _control(config, Path(folder))
+        port = core.Port(core_config(config, control_command=command, control_socket=socket))
+        router = open_router(config.router, LiveIndex(port), meter=LiveMeter(port))
+        # Start-up objects live as long as the process: keep the collector from visiting them between decisions.
+        gc.collect()
+        gc.freeze()
+        drive(port, router)
+
+
+def _control(config: Config, folder: Path) -> tuple[list[str], str]:
+    """Write what the control process needs into a private folder; return its command line and its socket."""
+    path = folder / "config.json"
+    path.touch(mode=0o600)
+    path.write_bytes(msgspec.json.encode(config))
+    socket = str(folder / "control.sock")
+    return [sys.executable, "-m", "warmfront.control", "--config", str(path), "--socket", socket], socket

@@ -1,0 +1,363 @@
+"""The ledger: what is in flight at each replica, one `Pool` per model.
+
+Every dispatch is charged to a row and discharged in the same amounts, so all columns are zero when nothing is in
+flight; sums of floats are set to zero, not subtracted to it, when their row has no request left. What is easy to get
+wrong: a replica may leave while it serves, and its slot may be given to another one. Its requests are then detached
+from the row, so that their ends discharge nothing.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from random import Random
+
+from warmfront.config import CostConfig
+from warmfront.policy.affinity import stable_hash
+from warmfront.policy.base import RATE_WINDOW_S, REBASE_AFTER_S, Fleet
+from warmfront.policy.estimators import Credit, Learned
+from warmfront.router.accuracy import Accuracy
+from warmfront.router.flow import Waiting
+from warmfront.types import Choice, Overlap, PoolState, ReplicaState, Request, RequestId, Slot
+
+MEMORY_DELAYS = 0.9
+"""Share of KV memory in use above which prefill times say more about memory than about prefill."""
+SLOTS_MAX = 65_536
+"""Slots beyond this are ignored: no fleet has them, a broken message might."""
+
+
+@dataclass(slots=True)
+class Flight:
+    """One dispatched request and what it is charged with."""
+
+    request: Request
+    attempts: int
+    tried: list[Slot]
+    """Replicas that could not be reached in earlier attempts."""
+    predicted: dict[Slot, int]
+    """Cached tokens expected at each choice."""
+    ages_s: dict[Slot, float]
+    """Seconds since the prefix was last sent to each choice, before this dispatch."""
+    slot: Slot | None = None
+    """Row that is charged; `None`: the replica is gone."""
+    sent_s: float = 0.0
+    first_token_s: float | None = None
+    is_prefilling: bool = False
+    new_tokens: int = 0
+    prefill_s: float = 0.0
+    output_tokens: float = 0.0
+    context_tokens: float = 0.0
+
+
+@dataclass
+class Pool:
+    """A pool's columns, its requests in flight and what it has learned."""
+
+    name: str
+    fleet: Fleet
+    flights: dict[RequestId, Flight] = field(default_factory=dict)
+    touched: set[Slot] = field(default_factory=set)
+    """Rows that changed since metrics were last published."""
+    reloaded: set[Slot] = field(default_factory=set)
+    """Rows whose readiness or engine load may have changed since then."""
+    published_waiting: int = 0
+    """Depth of the queue that was last published."""
+    departed: list[str] = field(default_factory=list)
+    """Replicas that left since then."""
+    accuracy: dict[str, Accuracy] = field(default_factory=dict)
+    """By replica id."""
+    replicas: dict[Slot, ReplicaState] = field(default_factory=dict)
+    state: PoolState | None = None
+    lacking: dict[str, set[Slot]] = field(default_factory=dict)
+    """Model → rows that do not serve it, for models that some replica lacks: adapters are loaded one by one."""
+    _peaks: dict[Slot, tuple[int, int]] = field(default_factory=dict)
+    _due: list[tuple[float, RequestId]] = field(default_factory=list)
+
+    @classmethod
+    def create(cls, name: str, *, config: CostConfig, seed: int, choices_max: int) -> Pool:
+        """Make an empty pool whose random numbers depend on the seed and its name only."""
+        fleet = Fleet(name, rng=Random(f"{seed}:{name}"), learned=Learned(config))
+        fleet.choices_max = choices_max
+        return cls(name, fleet)
+
+    # -- who is there
+
+    def follow(self, state: PoolState) -> None:
+        """Take over the replicas as they are now."""
+        self.state = state
+        present = {each.slot: each for each in state.replicas if 0 <= each.slot < SLOTS_MAX}
+        for slot in [slot for slot in self.replicas if slot not in present]:
+            self._leave(slot)
+        for slot, replica in present.items():
+            self._place(slot, replica)
+        self.replicas = present
+        self.lacking = {}
+        for slot, each in present.items():
+            for model in each.replica.lacks:
+                self.lacking.setdefault(model, set()).add(slot)
+        self.fleet.allow([slot for slot in sorted(present) if self.fleet.ready[slot]])
+
+    def serving(self, model: str) -> list[Slot]:
+        """Return the rows that may be chosen and serve `model`; the very list of the fleet when all of them do."""
+        lacking = self.lacking.get(model)
+        return [slot for slot in self.fleet.eligible if slot not in lacking] if lacking else self.fleet.eligible
+
+    def leave_all(self) -> None:
+        """Detach everything: the pool is gone."""
+        for slot in list(self.replicas):
+            self._leave(slot)
+        self.replicas = {}
+        self.fleet.allow([])
+
+    def _place(self, slot: Slot, state: ReplicaState) -> None:
+        fleet, replica = self.fleet, state.replica
+        while fleet.slots <= slot:
+            self._grow()
+        if fleet.id[slot] != replica.id:
+            if fleet.id[slot] is not None:
+                self._leave(slot)
+            fleet.id[slot], fleet.hash[slot] = replica.id, stable_hash(replica.id)
+            fleet.membership += 1
+            fleet.learned.reset(slot)
+        fleet.ready[slot] = replica.ready
+        fleet.exact[slot] = state.events.state == "live"
+        fleet.block_size[slot] = replica.block_size or state.events.block_size
+        fleet.capacity_tokens[slot] = replica.capacity_tokens
+        fleet.kv_usage[slot] = replica.load.kv_usage
+        self.replicas[slot] = state
+        fleet.foreign[slot] = self._foreign(slot, replica.load.running, replica.load.waiting)
+        self.reloaded.add(slot)
+        self._changed(slot)
+
+    def _foreign(self, slot: Slot, running: float | None, waiting: float | None) -> float:
+        """Requests at the engine that are not ours.
+
+        A scrape is up to a second old, so it is held against the most we had in flight since the one before last.
+        """
+        older, recent = self._peaks.get(slot, (0, 0))
+        now = self.fleet.in_flight[slot]
+        self._peaks[slot] = (recent, now)
+        if running is None and waiting is None:
+            return 0.0
+        return max(0.0, (running or 0.0) + (waiting or 0.0) - max(older, recent, now))
+
+    def _leave(self, slot: Slot) -> None:
+        for flight in self.flights.values():
+            if flight.slot == slot:
+                flight.slot = None
+                flight.is_prefilling = False
+        fleet = self.fleet
+        name = fleet.id[slot]
+        if name is not None:
+            self.departed.append(name)
+            self.accuracy.pop(name, None)
+        fleet.id[slot], fleet.hash[slot] = None, 0
+        fleet.ready[slot] = fleet.exact[slot] = False
+        fleet.block_size[slot] = fleet.capacity_tokens[slot] = fleet.kv_usage[slot] = None
+        fleet.in_flight[slot] = fleet.pending[slot] = fleet.pending_tokens[slot] = fleet.last_used[slot] = 0
+        for column in (fleet.foreign, fleet.requests, fleet.pending_s, fleet.context_tokens, fleet.output_tokens):
+            column[slot] = 0.0
+        fleet.arrivals[slot] = fleet.work_s[slot] = 0.0
+        fleet.membership += 1
+        self._peaks.pop(slot, None)
+        self.touched.discard(slot)
+        self.reloaded.discard(slot)
+
+    def _grow(self) -> None:
+        fleet = self.fleet
+        fleet.slot.append(Slot(fleet.slots))
+        fleet.id.append(None)
+        fleet.hash.append(0)
+        for flags in (fleet.ready, fleet.exact):
+            flags.append(False)
+        for unknown in (fleet.block_size, fleet.capacity_tokens):
+            unknown.append(None)
+        fleet.kv_usage.append(None)
+        for counts in (fleet.in_flight, fleet.pending, fleet.pending_tokens, fleet.last_used):
+            counts.append(0)
+        for sums in (fleet.foreign, fleet.pending_s, fleet.context_tokens, fleet.output_tokens):
+            sums.append(0.0)
+        for rates in (
+            fleet.arrivals,
+            fleet.work_s,
+            fleet.busy_since_s,
+            fleet.requests,
+            fleet.next_step_s,
+            fleet.next_step_token_s,
+        ):
+            rates.append(0.0)
+        fleet.learned.grow()
+
+    # -- what is in flight
+
+    def dispatch(self, waiting: Waiting, choices: Iterable[Choice], overlap: Overlap, now_s: float) -> None:
+        """Charge the first choice of a request."""
+        ranked = list(choices)
+        flight = Flight(
+            request=waiting.request,
+            attempts=waiting.attempts + 1,
+            tried=waiting.tried,
+            predicted={choice.slot: choice.cached_tokens for choice in ranked},
+            ages_s={choice.slot: overlap.age_s[choice.slot] for choice in ranked},
+        )
+        self.flights[waiting.request.id] = flight
+        self._charge(flight, ranked[0].slot, now_s)
+
+    def move(self, flight: Flight, slot: Slot, now_s: float) -> bool:
+        """Charge another choice instead; return whether its replica is there."""
+        self._discharge(flight)
+        if slot not in self.replicas:
+            return False
+        self._charge(flight, slot, now_s)
+        return True
+
+    def first_token(self, flight: Flight, now_s: float) -> None:
+        """Release the prefill charge."""
+        slot = flight.slot
+        if slot is None or not flight.is_prefilling:
+            if flight.first_token_s is None:
+                flight.first_token_s = now_s
+            return
+        last = self.fleet.pending[slot] == 1
+        if flight.request.stream:
+            self.fleet.learned.first_token(
+                slot, now_s, new_tokens=flight.new_tokens, prompt_tokens=flight.request.prompt_tokens, last=last
+            )
+        else:
+            self.fleet.learned.abandoned(slot, last=last)
+        self._release_prefill(flight, slot)
+        self.fleet.busy_since_s[slot] = now_s
+        flight.first_token_s = now_s
+
+    def end(self, request_id: RequestId) -> Flight | None:
+        """Release everything that a request is charged with; return its flight if it was in flight."""
+        flight = self.flights.pop(request_id, None)
+        if flight is not None:
+            self._discharge(flight)
+        return flight
+
+    def assume_first_tokens(self, now_s: float) -> None:
+        """Release the prefill of answers that do not stream, once it is due: their first token cannot be seen."""
+        while self._due and self._due[0][0] <= now_s:
+            due_s, request_id = heapq.heappop(self._due)
+            flight = self.flights.get(request_id)
+            if flight is not None and flight.is_prefilling and not flight.request.stream:
+                self.first_token(flight, due_s)
+
+    def paced(self, gaps_s: dict[Slot, float], now_s: float) -> None:
+        """Learn the gap between two tokens, by slot, from the requests that decode now."""
+        requests, context_tokens = dict.fromkeys(gaps_s, 0), dict.fromkeys(gaps_s, 0.0)
+        for flight in self.flights.values():
+            slot = flight.slot
+            if slot is not None and slot in gaps_s and not flight.is_prefilling:
+                requests[slot] += 1
+                context_tokens[slot] += flight.context_tokens
+        for slot, gap_s in gaps_s.items():
+            if slot in self.replicas:
+                self.fleet.learned.paced(
+                    slot, now_s, gap_s=gap_s, requests=requests[slot], context_tokens=context_tokens[slot]
+                )
+                self._changed(slot)
+
+    def credit_bucket(self, flight: Flight, slot: Slot) -> int:
+        """Return the row of the reuse credit that predicted this flight."""
+        return Credit.bucket(flight.ages_s.get(slot, -1.0))
+
+    def _charge(self, flight: Flight, slot: Slot, now_s: float) -> None:
+        fleet, learned, request = self.fleet, self.fleet.learned, flight.request
+        fleet.now_s = now_s
+        factor = learned.credit.factor[fleet.exact[slot]][self.credit_bucket(flight, slot)]
+        cached_tokens = flight.predicted.get(slot, 0) * factor
+        flight.slot, flight.sent_s, flight.first_token_s, flight.is_prefilling = slot, now_s, None, True
+        flight.new_tokens = max(1, round(request.prompt_tokens - cached_tokens))
+        flight.prefill_s = learned.prefill.seconds(slot, flight.new_tokens, request.prompt_tokens)
+        flight.output_tokens = learned.expected_output_tokens(request.output_tokens_max)
+        flight.context_tokens = request.prompt_tokens + 0.5 * flight.output_tokens
+        alone = fleet.pending[slot] == 0
+        if alone:
+            fleet.busy_since_s[slot] = now_s
+        capacity = fleet.capacity_tokens[slot]
+        crowded = capacity is not None and fleet.context_tokens[slot] > MEMORY_DELAYS * capacity
+        learned.dispatched(
+            slot, now_s, new_tokens=flight.new_tokens, alone=alone, usable=request.stream and not crowded
+        )
+        fleet.in_flight[slot] += 1
+        fleet.pending[slot] += 1
+        fleet.pending_tokens[slot] += flight.new_tokens
+        fleet.pending_s[slot] += flight.prefill_s
+        fleet.context_tokens[slot] += flight.context_tokens
+        fleet.output_tokens[slot] += flight.output_tokens
+        fleet.dispatches += 1
+        fleet.last_used[slot] = fleet.dispatches
+        self._count_rates(slot, flight.prefill_s, now_s)
+        if not request.stream:
+            heapq.heappush(self._due, (now_s + fleet.pending_s[slot], request.id))
+        self._changed(slot)
+
+    def _changed(self, slot: Slot) -> None:
+        """Bring the columns up to date that follow from others."""
+        self.touched.add(slot)
+        fleet, decode = self.fleet, self.fleet.learned.decode
+        fleet.requests[slot] = requests = fleet.in_flight[slot] + fleet.foreign[slot]
+        fleet.next_step_s[slot] = decode.seconds(slot, requests + 1.0, fleet.context_tokens[slot])
+        fleet.next_step_token_s[slot] = decode.per_token[slot] * (requests + 1.0)
+
+    def _count_rates(self, slot: Slot, prefill_s: float, now_s: float) -> None:
+        fleet = self.fleet
+        age_s = now_s - fleet.rates_origin_s
+        if age_s > REBASE_AFTER_S:
+            factor = math.exp(-age_s / RATE_WINDOW_S)
+            fleet.arrivals[:] = [value * factor for value in fleet.arrivals]
+            fleet.work_s[:] = [value * factor for value in fleet.work_s]
+            fleet.rates_origin_s, age_s = now_s, 0.0
+        weight = math.exp(age_s / RATE_WINDOW_S)
+        fleet.arrivals[slot] += weight
+        fleet.work_s[slot] += weight * prefill_s
+
+    def _release_prefill(self, flight: Flight, slot: Slot) -> None:
+        fleet = self.fleet
+        fleet.pending[slot] -= 1
+        fleet.pending_tokens[slot] -= flight.new_tokens
+        fleet.pending_s[slot] = max(0.0, fleet.pending_s[slot] - flight.prefill_s) if fleet.pending[slot] else 0.0
+        flight.is_prefilling = False
+        self.touched.add(slot)
+
+    def _discharge(self, flight: Flight) -> None:
+        slot, fleet = flight.slot, self.fleet
+        if slot is None:
+            return
+        if flight.is_prefilling:
+            fleet.learned.abandoned(slot, last=fleet.pending[slot] == 1)
+            self._release_prefill(flight, slot)
+        fleet.in_flight[slot] -= 1
+        idle = fleet.in_flight[slot] == 0
+        for column, amount in (
+            (fleet.context_tokens, flight.context_tokens),
+            (fleet.output_tokens, flight.output_tokens),
+        ):
+            column[slot] = 0.0 if idle else max(0.0, column[slot] - amount)
+        flight.slot = None
+        self._changed(slot)
+
+
+def padded(overlap: Overlap, slots: int) -> Overlap:
+    """Give every column at least one row per slot: a replica may be known here before the index has met it."""
+    missing = slots - len(overlap.device)
+    if missing <= 0:
+        return overlap
+    zeros = [0] * missing
+    return Overlap(
+        device=overlap.device + zeros,
+        confirmed=overlap.confirmed + zeros,
+        host=overlap.host + zeros,
+        disk=overlap.disk + zeros,
+        active=overlap.active + zeros,
+        active_tokens=overlap.active_tokens + zeros,
+        resident_tokens=overlap.resident_tokens + zeros,
+        evicted_blocks=overlap.evicted_blocks + zeros,
+        regretted_blocks=overlap.regretted_blocks + zeros,
+        age_s=overlap.age_s + [-1.0] * missing,
+        frontier_key=overlap.frontier_key,
+    )

@@ -1,0 +1,43 @@
+"""Gauges of the ledger: only rows that changed since the last step are set."""
+
+from __future__ import annotations
+
+from warmfront.router.fleet import Pool
+from warmfront.router.flow import Flow
+from warmfront.router.meter import Meter
+from warmfront.types import ReplicaUpdate
+
+REQUESTS = "warmfront_replica_requests"
+PREFILL_TOKENS = "warmfront_replica_prefill_tokens"
+READY = "warmfront_replica_ready"
+WAITING = "warmfront_waiting_requests"
+RUNNING, QUEUED, KV_USAGE = "warmfront_engine_running", "warmfront_engine_waiting", "warmfront_engine_kv_usage"
+
+
+def publish(meter: Meter, pools: dict[str, Pool], flow: Flow) -> None:
+    """Set the gauges of every row that changed, and zero those of replicas that left."""
+    for pool in pools.values():
+        for name in pool.departed:
+            for gauge in (REQUESTS, PREFILL_TOKENS, READY, RUNNING, QUEUED, KV_USAGE):
+                meter.set(gauge, (name,), 0.0)
+        pool.departed.clear()
+        waiting = flow.depth(pool.name)
+        if waiting != pool.published_waiting:
+            pool.published_waiting = waiting
+            meter.set(WAITING, (pool.name,), waiting)
+        for slot in sorted(pool.touched):
+            labels = (pool.replicas[slot].replica.id,)
+            meter.set(REQUESTS, labels, pool.fleet.in_flight[slot])
+            meter.set(PREFILL_TOKENS, labels, pool.fleet.pending_tokens[slot])
+        pool.touched.clear()
+        for slot in sorted(pool.reloaded):
+            _publish_engine(meter, pool.replicas[slot].replica)
+        pool.reloaded.clear()
+
+
+def _publish_engine(meter: Meter, replica: ReplicaUpdate) -> None:
+    labels, load = (replica.id,), replica.load
+    meter.set(READY, labels, 1.0 if replica.ready else 0.0)
+    for gauge, value in ((RUNNING, load.running), (QUEUED, load.waiting), (KV_USAGE, load.kv_usage)):
+        if value is not None:
+            meter.set(gauge, labels, value)

@@ -1,0 +1,167 @@
+"""How long an engine step takes: one linear formula, and where its constants come from.
+
+    step = base + prefill_token · P + attention_pair · A + decode_sequence · B + context_token · K
+
+P: prompt tokens computed in the step; A: (query, key) pairs of their attention; B: sequences that decode; K: tokens
+of context these read. `base` holds the launch overhead and one pass over the weights, which every step pays once
+however much it batches. Linear so that `P, A, B, K` of timed probes determine the constants by least squares.
+
+The presets are *roofline estimates, not measurements*: compute and bandwidth of the GPU's data sheet, the shape of
+the model's published `config.json`, and two efficiencies (half of peak FLOPS, 80 % of peak bandwidth) that published
+serving benchmarks reach within a factor of about two. Read them as orders of magnitude; calibrate for more.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True, slots=True)
+class LatencyModel:
+    """Constants of the formula, in seconds per unit."""
+
+    base_s: float
+    prefill_token_s: float
+    attention_pair_s: float
+    decode_sequence_s: float
+    context_token_s: float
+
+    def step_s(
+        self, *, prefill_tokens: int, attention_pairs: float, decode_sequences: int, context_tokens: int
+    ) -> float:
+        """Return the duration of one step."""
+        return (
+            self.base_s
+            + self.prefill_token_s * prefill_tokens
+            + self.attention_pair_s * attention_pairs
+            + self.decode_sequence_s * decode_sequences
+            + self.context_token_s * context_tokens
+        )
+
+    def faster(self, factor: float) -> LatencyModel:
+        """Return this model with every constant divided by `factor`."""
+        return LatencyModel(
+            base_s=self.base_s / factor,
+            prefill_token_s=self.prefill_token_s / factor,
+            attention_pair_s=self.attention_pair_s / factor,
+            decode_sequence_s=self.decode_sequence_s / factor,
+            context_token_s=self.context_token_s / factor,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """A dense transformer, from its published configuration."""
+
+    parameters: float
+    layers: int
+    hidden: int
+    kv_heads: int
+    head_dim: int
+    bytes_per_weight: int = 2
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Keys and values of all layers at 16 bits."""
+        return 2 * self.layers * self.kv_heads * self.head_dim * 2
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One accelerator, from its data sheet: dense 16-bit FLOP/s, bytes/s, bytes."""
+
+    flops: float
+    bandwidth: float
+    memory: float
+
+
+@dataclass(frozen=True, slots=True)
+class Preset:
+    """A model on a GPU: its speed and the size of its KV cache."""
+
+    latency: LatencyModel
+    kv_tokens: int
+    max_batched_tokens: int
+    max_sequences: int
+
+
+COMPUTE_EFFICIENCY = 0.5
+"""Share of peak FLOPS that a long prefill reaches."""
+BANDWIDTH_EFFICIENCY = 0.8
+"""Share of peak bandwidth that reading weights and KV reaches."""
+STEP_OVERHEAD_S = 1.5e-3
+"""Scheduling, launch and sampling of one step in vLLM; milliseconds, by its own published profiles."""
+SEQUENCE_OVERHEAD_S = 8e-6
+"""Sampling and output handling of one sequence in a step."""
+MEMORY_UTILISATION = 0.9
+"""vLLM's default share of GPU memory."""
+ACTIVATION_BYTES = 2e9
+"""Set aside beside weights and KV."""
+
+LLAMA_3_1_8B = ModelShape(parameters=8.03e9, layers=32, hidden=4096, kv_heads=8, head_dim=128)
+"""config.json of meta-llama/Llama-3.1-8B."""
+H100_SXM = Gpu(flops=989e12, bandwidth=3.35e12, memory=80e9)
+"""NVIDIA H100 data sheet, SXM, bf16 without sparsity."""
+A100_SXM_80GB = Gpu(flops=312e12, bandwidth=2.039e12, memory=80e9)
+"""NVIDIA A100 data sheet, SXM 80 GB, bf16 without sparsity."""
+L4 = Gpu(flops=121e12, bandwidth=300e9, memory=24e9)
+"""NVIDIA L4 data sheet, bf16 without sparsity."""
+
+
+def roofline(model: ModelShape, gpu: Gpu) -> LatencyModel:
+    """Derive the constants from shapes and data sheet.
+
+    Linear layers cost 2 FLOP per parameter and token; attention 4 · hidden FLOP per layer and (query, key) pair; a step
+    reads all weights once and, for each decoding sequence, its whole context.
+    """
+    flops = gpu.flops * COMPUTE_EFFICIENCY
+    bandwidth = gpu.bandwidth * BANDWIDTH_EFFICIENCY
+    return LatencyModel(
+        base_s=STEP_OVERHEAD_S + model.parameters * model.bytes_per_weight / bandwidth,
+        prefill_token_s=2 * model.parameters / flops,
+        attention_pair_s=4 * model.layers * model.hidden / flops,
+        decode_sequence_s=SEQUENCE_OVERHEAD_S + 2 * model.parameters / flops,
+        context_token_s=model.kv_bytes_per_token / bandwidth,
+    )
+
+
+def kv_capacity(model: ModelShape, gpu: Gpu) -> int:
+    """Return the tokens of KV that fit beside the weights."""
+    room = gpu.memory * MEMORY_UTILISATION - model.parameters * model.bytes_per_weight - ACTIVATION_BYTES
+    return int(room / model.kv_bytes_per_token)
+
+
+def _preset(gpu: Gpu, *, max_batched_tokens: int, max_sequences: int) -> Preset:
+    return Preset(roofline(LLAMA_3_1_8B, gpu), kv_capacity(LLAMA_3_1_8B, gpu), max_batched_tokens, max_sequences)
+
+
+PRESETS: dict[str, Preset] = {
+    # Batch limits: vLLM's own defaults for a GPU of this size.
+    "llama-3.1-8b-h100": _preset(H100_SXM, max_batched_tokens=8192, max_sequences=1024),
+    "llama-3.1-8b-a100": _preset(A100_SXM_80GB, max_batched_tokens=2048, max_sequences=256),
+    "llama-3.1-8b-l4": _preset(L4, max_batched_tokens=2048, max_sequences=256),
+    # Made up: slow enough that a prefill is seen by eye and that four engines fit on two CPU cores.
+    "demo": Preset(
+        LatencyModel(
+            base_s=18e-3,
+            prefill_token_s=220e-6,
+            attention_pair_s=6e-9,
+            decode_sequence_s=0.15e-3,
+            context_token_s=30e-9,
+        ),
+        kv_tokens=24_576,
+        max_batched_tokens=1024,
+        max_sequences=64,
+    ),
+}
+"""By name, as `warmfront engine --preset` takes it."""
+
+
+def preset(name: str, *, speed: float = 1.0) -> Preset:
+    """Return a preset, made `speed` times as fast.
+
+    Raises:
+        KeyError: There is none of this name.
+    """
+    found = PRESETS[name]
+    return replace(found, latency=found.latency.faster(speed))

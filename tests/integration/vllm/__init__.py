@@ -1,0 +1,1 @@
+"""`warmfront serve` in front of real vLLM servers on a CPU. Weights are random: nothing asserts on output words."""

@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import re
+
+import msgspec
+import pytest
+from warmfront import config_schema
+from warmfront.config import Config
+from warmfront.config_schema import Field
+
+FIELDS = [field for section in config_schema.sections() for field in section.fields]
+
+UNIT_SUFFIXES = ("_s", "_s_max", "_bytes", "_bytes_max", "_max")
+PLAIN_NUMBERS = {
+    "io_threads": "counts are plural nouns",
+    "compute_threads": "counts are plural nouns",
+    "idle_connections_per_server": "counts are plural nouns",
+    "unready_after": "failures, as its documentation says",
+    "seed": "no unit",
+    "block_bytes": "bytes",
+    "block_size": "tokens, by the glossary",
+    "block_size_default": "tokens, by the glossary",
+    "load_bound": "a ratio",
+    "arrival_weight": "a weight",
+    "memory_weight": "a weight",
+    "eviction_weight": "a weight",
+    "future_weight": "a weight",
+    "memory_threshold": "a share",
+    "regret_prior": "a probability",
+    "regret_prior_evictions": "counts are plural nouns",
+    "fleet_mix": "a share",
+}
+"""Numbers without a unit at the end of their name, and why."""
+
+
+def name(field: Field) -> str:
+    return field.path.rpartition(".")[2]
+
+
+@pytest.mark.parametrize("field", FIELDS, ids=lambda field: field.path)
+def test_every_field_is_documented(field: Field) -> None:
+    assert len(field.doc) >= 15, f"say in a sentence what {field.path} is for"
+    assert field.doc.endswith("."), field.path
+
+
+@pytest.mark.parametrize(
+    "field", [field for field in FIELDS if field.type.startswith(("number", "integer"))], ids=lambda field: field.path
+)
+def test_every_number_says_its_unit(field: Field) -> None:
+    assert name(field).endswith(UNIT_SUFFIXES) or name(field) in PLAIN_NUMBERS, field.path
+
+
+def test_every_section_is_documented() -> None:
+    assert all(len(section.doc) >= 5 for section in config_schema.sections())
+
+
+def test_every_value_of_the_tree_is_listed_once() -> None:
+    paths = [field.path for field in FIELDS]
+    assert len(paths) == len(set(paths))
+    tree = msgspec.to_builtins(Config())
+    assert {f"front.{key}" for key in tree["front"]} <= set(paths)
+    assert {"fleet.servers[].url", "fleet.models.<name>.tokenizer", "fleet.servers[].events.endpoint"} <= set(paths)
+
+
+def test_the_schema_describes_every_property() -> None:
+    schema = config_schema.schema()
+    properties = [node for part in schema["$defs"].values() for node in part.get("properties", {}).values()]
+    assert len(properties) > 70
+    assert all(re.search(r"\w", node["description"]) for node in properties)
+
+
+def test_the_schema_refuses_unknown_fields() -> None:
+    assert config_schema.schema()["$defs"]["FrontConfig"]["additionalProperties"] is False

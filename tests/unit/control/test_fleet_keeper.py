@@ -1,0 +1,185 @@
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import msgspec
+import pytest
+from conftest import RecordedEngine, until
+from warmfront.clock import MonotonicClock
+from warmfront.config import Config, ControlConfig, FleetConfig, ServerConfig
+from warmfront.control.discovery.static import StaticDiscovery
+from warmfront.control.fleet import FleetKeeper, is_tokenizer
+from warmfront.control.verify import RENDER
+from warmfront.types import FleetUpdate, TemplateOptions
+
+Start = Callable[[], Awaitable[RecordedEngine]]
+CONTROL = ControlConfig(probe_interval_s=0.02, probe_timeout_s=1.0, unready_after=2)
+
+
+class Running:
+    """A keeper at work, and the updates it has sent."""
+
+    def __init__(self, keeper: FleetKeeper, updates: list[FleetUpdate]) -> None:
+        self.keeper = keeper
+        self.updates = updates
+
+    @property
+    def last(self) -> FleetUpdate:
+        return self.updates[-1]
+
+    def ready(self) -> list[str]:
+        return [replica.id for pool in self.last.pools for replica in pool.replicas if replica.ready]
+
+
+Run = Callable[..., Running]
+
+
+@pytest.fixture
+async def run(http: aiohttp.ClientSession) -> AsyncIterator[Run]:
+    tasks: list[asyncio.Task[None]] = []
+
+    def start(*engines: RecordedEngine, discovery: Any = None, **options: Any) -> Running:
+        fleet = options.pop("fleet", FleetConfig())
+        servers = [ServerConfig(url=engine.url) for engine in engines]
+        config = Config(control=CONTROL, fleet=msgspec.structs.replace(fleet, servers=servers))
+        updates: list[FleetUpdate] = []
+
+        async def send(update: FleetUpdate) -> None:
+            updates.append(update)
+
+        keeper = FleetKeeper(config, http=http, clock=MonotonicClock(), send=send, seed=1, **options)
+        tasks.append(asyncio.create_task(keeper.run(discovery or StaticDiscovery(config.fleet))))
+        return Running(keeper, updates)
+
+    yield start
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def test_servers_become_ready_and_the_core_is_told(engine_server: Start, run: Run) -> None:
+    first, second = await engine_server(), await engine_server()
+    running = run(first, second)
+    await until(lambda: running.updates and running.ready() == [first.url, second.url])
+    assert running.last.pools[0].name == "tiny"
+
+
+async def test_a_slow_server_delays_no_other(engine_server: Start, run: Run) -> None:
+    slow, fast = await engine_server(), await engine_server()
+    slow.hold = asyncio.Event()
+    running = run(slow, fast)
+    await until(lambda: running.updates and running.ready() == [fast.url])
+    assert f"{slow.url}: not yet probed" in running.last.degraded
+
+
+async def test_a_lost_server_is_told_and_so_is_its_return(engine_server: Start, run: Run) -> None:
+    engine = await engine_server()
+    running = run(engine)
+    await until(lambda: running.updates and running.ready())
+    await engine.stop()
+    await until(lambda: not running.ready())
+    assert running.last.pools[0].replicas[0].notes[0] == "connection refused"
+    await engine.start()
+    await until(lambda: running.ready())
+
+
+async def test_load_is_told_without_any_other_change(engine_server: Start, run: Run) -> None:
+    engine = await engine_server()
+    running = run(engine)
+    await until(lambda: running.updates and running.ready())
+    assert engine.metrics is not None
+    engine.metrics = engine.metrics.replace('running{engine="0",model_name="tiny"} 3.0', 'running{engine="0"} 9.0')
+    await until(lambda: running.last.pools[0].replicas[0].load.running == 9.0)
+
+
+async def test_versions_grow_from_update_to_update(engine_server: Start, run: Run) -> None:
+    running = run(await engine_server())
+    await until(lambda: len(running.updates) > 3)
+    versions = [update.version for update in running.updates]
+    assert versions == sorted(set(versions))
+
+
+class Changing:
+    """A discovery source whose list the test changes."""
+
+    name = "test"
+
+    def __init__(self, servers: list[ServerConfig]) -> None:
+        self.queue: asyncio.Queue[list[ServerConfig]] = asyncio.Queue()
+        self.queue.put_nowait(servers)
+
+    async def servers(self) -> AsyncIterator[list[ServerConfig]]:
+        while True:
+            yield await self.queue.get()
+
+
+async def test_servers_come_and_go_with_discovery(engine_server: Start, run: Run) -> None:
+    first, second = await engine_server(), await engine_server()
+    source = Changing([ServerConfig(url=first.url)])
+    running = run(discovery=source)
+    await until(lambda: running.updates and running.ready() == [first.url])
+    source.queue.put_nowait([ServerConfig(url=second.url)])
+    await until(lambda: running.ready() == [second.url])
+    asked = len(first.asked)
+    await until(lambda: len(second.asked) > 20)
+    assert len(first.asked) <= asked + 5, "a server that is gone is not asked any more"
+
+
+def loader(prompt: Callable[[str, bytes], list[list[int]]]) -> Callable[[str, TemplateOptions], Any]:
+    return lambda path, template: prompt
+
+
+def ours(path: str, body: bytes) -> list[list[int]]:
+    return [[1, 2, 3]]
+
+
+async def test_tokens_are_compared_once_for_each_engine_process(
+    engine_server: Start, run: Run, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = await engine_server()
+    engine.posts[RENDER] = lambda _: (200, {"token_ids": [1, 2, 4]})
+    fleet = FleetConfig(tokenizer="/models/tiny")
+    running = run(engine, fleet=fleet, load_tokenizer=loader(ours))
+    await until(lambda: running.keeper.checks.get(engine.url))
+    await until(lambda: any("tokens mismatch" in note for note in running.last.pools[0].replicas[0].notes))
+    assert [record.levelno for record in caplog.records if "tokens mismatch" in record.message] == [logging.WARNING]
+    compared = engine.asked.count(RENDER)
+    assert engine.metrics is not None
+    engine.posts[RENDER] = lambda _: (200, {"token_ids": [1, 2, 3]})
+    engine.metrics = engine.metrics.replace("1.79602178543e+09", "1.79602199999e+09")
+    await until(lambda: running.keeper.checks[engine.url].state == "verified")
+    assert engine.asked.count(RENDER) > compared
+    await until(lambda: not running.last.pools[0].replicas[0].notes)
+
+
+async def test_a_tokenizer_that_cannot_be_loaded_is_said_and_the_pool_works(engine_server: Start, run: Run) -> None:
+    def fail(path: str, template: TemplateOptions) -> Any:
+        raise OSError("no such file")
+
+    running = run(await engine_server(), fleet=FleetConfig(tokenizer="/nowhere"), load_tokenizer=fail)
+    await until(lambda: running.updates and running.ready())
+    await until(lambda: "cannot be loaded" in " ".join(running.last.pools[0].replicas[0].notes))
+
+
+async def test_looking_once_gives_the_whole_fleet(engine_server: Start, http: aiohttp.ClientSession) -> None:
+    engine, gone = await engine_server(), await engine_server()
+    await gone.stop()
+    servers = [ServerConfig(url=engine.url + "/"), ServerConfig(url=gone.url)]
+    config = Config(control=CONTROL, fleet=FleetConfig(servers=servers))
+    update = await FleetKeeper(config, http=http, clock=MonotonicClock()).look_once(StaticDiscovery(config.fleet))
+    assert [replica.id for replica in update.pools[0].replicas] == [engine.url]
+    assert update.degraded == [f"{gone.url}: connection refused"]
+
+
+def test_a_tokenizer_is_a_readable_file_or_a_directory_with_one(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text("{}")
+    (tmp_path / "other").mkdir()
+    assert is_tokenizer(str(tmp_path))
+    assert is_tokenizer(str(tmp_path / "tokenizer.json"))
+    assert not is_tokenizer(str(tmp_path / "other"))
+    assert not is_tokenizer("organisation/model")

@@ -1,0 +1,156 @@
+from __future__ import annotations
+
+import random
+
+import pytest
+from warmfront.config import CostConfig
+from warmfront.policy.estimators import Continuation, Credit, Learned
+from warmfront.policy.latency import DecodeModel, PrefillModel
+from warmfront.types import Slot
+
+ALPHA, BETA = 60e-6, 1e-9
+
+
+def prefill_model(scales: list[float], samples: int) -> PrefillModel:
+    rng = random.Random(4)
+    model = PrefillModel(CostConfig())
+    for _ in scales:
+        model.grow()
+    for _ in range(samples):
+        slot = rng.randrange(len(scales))
+        tokens = rng.randrange(700, 30_000)
+        pairs = tokens * tokens / 2
+        seconds = scales[slot] * (ALPHA * tokens + BETA * pairs) * rng.uniform(0.95, 1.05)
+        model.sample(Slot(slot), seconds, tokens, pairs)
+    return model
+
+
+def test_prefill_seconds_are_learned_from_a_prior_that_is_twice_too_dear() -> None:
+    model = prefill_model([1.0, 1.0], 300)
+    for tokens in (1000, 8000, 30_000):
+        truth = ALPHA * tokens + BETA * tokens * tokens / 2
+        assert model.seconds(Slot(0), tokens, tokens) == pytest.approx(truth, rel=0.1)
+
+
+def test_a_slow_replica_is_told_from_a_fast_one_and_drawn_towards_the_pool() -> None:
+    model = prefill_model([1.0, 2.5], 600)
+    assert 1.8 < model.scale[1] / model.scale[0] <= 2.5
+
+
+def test_an_engine_thirty_times_slower_than_the_prior_is_learned_too() -> None:
+    model = PrefillModel(CostConfig())
+    model.grow()
+    for _ in range(120):
+        model.sample(Slot(0), 2000 * 3.3e-3, 2000, 2e6)
+    assert model.seconds(Slot(0), 2000, 2000) == pytest.approx(6.6, rel=0.15)
+
+
+def test_short_and_absurd_samples_teach_nothing() -> None:
+    model = prefill_model([1.0], 0)
+    model.sample(Slot(0), 0.01, 100, 5000)
+    model.sample(Slot(0), 500.0, 5000, 0)
+    model.sample(Slot(0), 0.0, 5000, 0)
+    assert model.samples == 0
+
+
+def test_decode_steps_are_learned_per_replica() -> None:
+    rng = random.Random(2)
+    model = DecodeModel(CostConfig())
+    model.grow()
+    for _ in range(400):
+        requests, context = rng.randrange(1, 64), rng.randrange(1000, 200_000)
+        gap = 0.012 + 1e-4 * requests + 4e-8 * context
+        model.sample(Slot(0), gap * rng.uniform(0.97, 1.03), requests, context)
+    for requests, context in ((1, 2000), (32, 100_000), (60, 190_000)):
+        truth = 0.012 + 1e-4 * requests + 4e-8 * context
+        assert model.seconds(Slot(0), requests, context) == pytest.approx(truth, rel=0.05)
+
+
+def test_one_stalled_gap_does_not_ruin_what_was_learned() -> None:
+    model = DecodeModel(CostConfig())
+    model.grow()
+    for _ in range(200):
+        model.sample(Slot(0), 0.02, 8, 20_000)
+    model.sample(Slot(0), 30.0, 8, 20_000)
+    for _ in range(50):
+        model.sample(Slot(0), 0.02, 8, 20_000)
+    assert model.seconds(Slot(0), 8, 20_000) == pytest.approx(0.02, rel=0.2)
+
+
+def test_prefill_is_taken_off_the_gaps_that_it_stretched() -> None:
+    learned = Learned(CostConfig())
+    learned.grow()
+    slot = Slot(0)
+    learned.paced(slot, 0.0, gap_s=0.03, requests=4, context_tokens=1000)
+    for number in range(1, 200):  # each second 0.22 s of prefill, so that gaps of 39 ms hide steps of 30 ms
+        learned.dispatched(slot, number - 0.5, new_tokens=2000, alone=True, usable=False)
+        learned.first_token(slot, number - 0.2, new_tokens=2000, prompt_tokens=2000, last=True)
+        learned.paced(slot, number, gap_s=0.03 / 0.78, requests=4, context_tokens=1000)
+    assert learned.decode.seconds(slot, 4, 1000) == pytest.approx(0.03, rel=0.05)
+
+
+def test_gaps_measured_during_much_prefill_teach_nothing_about_decoding() -> None:
+    learned = Learned(CostConfig())
+    learned.grow()
+    slot = Slot(0)
+    learned.paced(slot, 0.0, gap_s=0.03, requests=4, context_tokens=1000)
+    learned.dispatched(slot, 0.1, new_tokens=8000, alone=True, usable=True)
+    learned.first_token(slot, 0.9, new_tokens=8000, prompt_tokens=8000, last=True)
+    learned.paced(slot, 1.0, gap_s=0.5, requests=4, context_tokens=1000)
+    assert learned.decode.samples == 0
+    learned.paced(slot, 2.0, gap_s=0.02, requests=4, context_tokens=1000)
+    assert learned.decode.samples == 1
+
+
+def test_a_busy_period_is_one_sample() -> None:
+    learned = Learned(CostConfig())
+    learned.grow()
+    slot = Slot(0)
+    learned.dispatched(slot, 1.0, new_tokens=2000, alone=True, usable=True)
+    learned.dispatched(slot, 1.0, new_tokens=2000, alone=False, usable=True)
+    learned.first_token(slot, 1.2, new_tokens=2000, prompt_tokens=2000, last=False)
+    assert learned.prefill.samples == 0
+    learned.first_token(slot, 1.4, new_tokens=2000, prompt_tokens=2000, last=True)
+    assert learned.prefill.samples == 1
+
+
+def test_a_busy_period_with_a_hidden_first_token_is_no_sample() -> None:
+    learned = Learned(CostConfig())
+    learned.grow()
+    slot = Slot(0)
+    learned.dispatched(slot, 1.0, new_tokens=2000, alone=True, usable=True)
+    learned.dispatched(slot, 1.0, new_tokens=2000, alone=False, usable=False)
+    learned.first_token(slot, 1.2, new_tokens=2000, prompt_tokens=2000, last=False)
+    learned.abandoned(slot, last=True)
+    assert learned.prefill.samples == 0
+
+
+@pytest.mark.parametrize(("age_s", "row"), [(-1.0, 16), (0.0, 0), (0.24, 0), (0.25, 1), (0.5, 2), (1.0, 3), (1e9, 15)])
+def test_ages_fall_into_buckets_by_their_logarithm(age_s: float, row: int) -> None:
+    assert Credit.bucket(age_s) == row
+
+
+def test_credit_is_lost_and_regained_by_bucket() -> None:
+    credit = Credit()
+    for _ in range(50):
+        credit.learn(4, exact=True, predicted_tokens=2000, reported_tokens=0)
+    assert credit.factor[True][4] < 0.1
+    assert credit.factor[True][5] == 1.0
+    for _ in range(400):
+        credit.learn(4, exact=True, predicted_tokens=2000, reported_tokens=2600)
+    assert 0.9 < credit.factor[True][4] <= 1.0
+
+
+def test_conversations_that_end_after_three_turns_are_learned() -> None:
+    continuation = Continuation(60.0)
+    for _ in range(400):
+        for turn in range(3):
+            continuation.arrived(turn)
+    assert continuation.later[0] == pytest.approx(2.0, abs=0.3)
+    assert continuation.later[2] < 0.3
+
+
+def test_expected_outputs_never_exceed_what_was_asked_for() -> None:
+    learned = Learned(CostConfig())
+    assert learned.expected_output_tokens(16) == 16
+    assert learned.expected_output_tokens(None) == 200
