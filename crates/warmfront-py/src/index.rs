@@ -9,6 +9,13 @@ use warmfront_core::block::{BlockExtras, BlockHasher, ExtraKey, SeqHash};
 use warmfront_core::index::{Feed, Index as CoreIndex, IndexOptions};
 use warmfront_core::kv::wire::{self, ExtraKeys, KvEvent, Stored, Tier};
 
+/// Adds what this module has to the extension module.
+pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_class::<Index>()?;
+    module.add_function(wrap_pyfunction!(hash_tokens, module)?)?;
+    module.add_function(wrap_pyfunction!(decode_batch, module)?)
+}
+
 /// One index over the replicas of a pool.
 #[pyclass(frozen, module = "warmfront._core")]
 pub(crate) struct Index {
@@ -142,7 +149,7 @@ fn sequence(hashes: Vec<u64>) -> Vec<SeqHash> {
 /// Sequence hashes of the full blocks of a prompt.
 #[pyfunction]
 #[pyo3(signature = (tokens, block_size, seed=0, adapter=None, salt=None))]
-pub(crate) fn hash_tokens(
+fn hash_tokens(
     tokens: Vec<u32>,
     block_size: u32,
     seed: u64,
@@ -155,7 +162,7 @@ pub(crate) fn hash_tokens(
 
 /// A decoded payload as plain lists and dicts: `[ts, events, rank, unknown events]`.
 #[pyfunction]
-pub(crate) fn decode_batch<'py>(py: Python<'py>, payload: &[u8]) -> PyResult<Bound<'py, PyList>> {
+fn decode_batch<'py>(py: Python<'py>, payload: &[u8]) -> PyResult<Bound<'py, PyList>> {
     let batch = wire::decode(payload).map_err(|error| PyValueError::new_err(error.to_string()))?;
     let events = PyList::empty(py);
     for event in &batch.events {
