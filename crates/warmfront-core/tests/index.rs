@@ -366,3 +366,16 @@ fn a_short_hybrid_prompt_needs_all_its_blocks_in_the_window() {
     remove_from(&index, 0, &[1], Tier::Gpu, Some(0));
     assert_eq!(overlap(&index, &prompt(0, 2), 0.0).device, [0]);
 }
+
+#[test]
+fn lookahead_tokens_separate_blocks_only_where_the_index_hashes_with_them() {
+    let tokens = [1, 2, 3, 4];
+    let ahead = |token: u32| Stored { lookahead: 1, lookahead_tokens: vec![token], ..stored(&tokens, 1, None) };
+    for (lookahead, depths) in [(1, [1, 0]), (0, [1, 1])] {
+        let index = index_with(IndexOptions { lookahead, ..options() }, 1);
+        let report = apply(&index, 0, vec![KvEvent::Stored(Box::new(ahead(9)))], 0.0);
+        assert_eq!(report.lookahead, 1);
+        let prompts = [[1, 2, 3, 4, 9], [1, 2, 3, 4, 8]];
+        assert_eq!(prompts.map(|prompt| overlap(&index, &prompt, 0.0).device[0]), depths);
+    }
+}

@@ -27,7 +27,9 @@ fn write(value: &Value, out: &mut Vec<u8>) {
         Value::Bytes(bytes) => rmp::encode::write_bin(out, bytes).unwrap(),
         Value::Array(values) => {
             rmp::encode::write_array_len(out, values.len() as u32).unwrap();
-            values.iter().for_each(|value| write(value, out));
+            for value in values {
+                write(value, out);
+            }
         }
         Value::Map(pairs) => {
             rmp::encode::write_map_len(out, pairs.len() as u32).unwrap();

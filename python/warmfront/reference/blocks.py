@@ -1,8 +1,9 @@
 """Tokens → blocks → sequence hashes, plainly.
 
-A sequence hash names a block and everything before it. The hash function is a parameter: the core uses seeded XXH3-64, the
-default here is BLAKE2b, and tests compare the two by what is equal to what and never by value. What one would get wrong: a
-request and an event must end at the same hash for the same content, so both reduce their extra keys to `Extras`.
+A sequence hash names a block and everything before it. The hash function is a parameter: the core uses seeded XXH3-64,
+the default here is BLAKE2b, and tests compare the two by what is equal to what and never by value. What one would get
+wrong: a request and an event must end at the same hash for the same content, so both reduce their extra keys to
+`Extras`.
 """
 
 from __future__ import annotations

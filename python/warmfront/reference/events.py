@@ -1,7 +1,7 @@
 """KV event payloads → values, plainly.
 
-`[ts, [event, ...], rank]` in MessagePack; each event is an array with its tag first (vLLM up to 0.23) or a map (0.24 and
-later). Fields may be missing, unknown keys and further elements are ignored. What one would get wrong: hashes are
+`[ts, [event, ...], rank]` in MessagePack; each event is an array with its tag first (vLLM up to 0.23) or a map (0.24
+and later). Fields may be missing, unknown keys and further elements are ignored. What one would get wrong: hashes are
 integers or digests, and a digest stands for its last eight bytes.
 
 Source: vLLM `distributed/kv_events.py`, versions 0.9.2 to 0.33.0.

@@ -1,7 +1,7 @@
 """Which replica holds which block, plainly.
 
-One `Index` serves the replicas of a pool that have one block size. A fact is *confirmed* by a KV event or *predicted* by our
-own dispatch. What one would get wrong: residency is a multiset; a block is gone when its last physical copy is.
+One `Index` serves the replicas of a pool that have one block size. A fact is *confirmed* by a KV event or *predicted*
+by our own dispatch. What one would get wrong: residency is a multiset; a block is gone when its last copy is.
 Dropping facts for lack of room (`facts_max`) is the core's own business and not specified here.
 """
 

@@ -54,7 +54,7 @@ impl Ages {
         }
         let times = self.times.entry(seq).or_default();
         match times.iter_mut().find(|(other, _)| *other == slot) {
-            Some((_, time_s)) => *time_s = now_s,
+            Some((_, last_s)) => *last_s = now_s,
             None => times.push((slot, now_s)),
         }
     }
@@ -123,8 +123,8 @@ impl State {
     }
 
     fn is_on_device(&self, slot: Slot, node: Node) -> bool {
-        let stale = self.slot(slot).is_some_and(|state| state.stale);
-        self.arena.planes.predicted.get(self.arena.stride(), node, slot) || (!stale && self.is_confirmed(slot, node))
+        let is_stale = self.slot(slot).is_some_and(|state| state.stale);
+        self.arena.planes.predicted.get(self.arena.stride(), node, slot) || (!is_stale && self.is_confirmed(slot, node))
     }
 
     fn use_blocks(&mut self, hashes: &[SeqHash], slot: Slot) -> Vec<Node> {
@@ -148,10 +148,11 @@ impl State {
     /// Predicts every block that is not confirmed already, the last block first: engines evict a sequence from its tail.
     fn predict(&mut self, nodes: &mut [Node], slot: Slot, now_s: f64) {
         let stride = self.arena.stride();
-        let stale = self.slot(slot).is_some_and(|state| state.stale);
+        let Some((is_stale, feed)) = self.slot(slot).map(|state| (state.stale, state.feed)) else { return };
+        self.next_expiry_s = self.next_expiry_s.min(now_s + self.ttl_s(feed));
         for entry in nodes.iter_mut().rev() {
             let node = *entry;
-            if !stale && self.is_confirmed(slot, node) {
+            if !is_stale && self.is_confirmed(slot, node) {
                 continue;
             }
             self.arena.planes.predicted.set(stride, node, slot);
@@ -159,6 +160,7 @@ impl State {
             if state.recent.touch(node, now_s) {
                 state.stats.predicted += 1;
                 state.stats.predictions += 1;
+                self.facts += 1;
                 *entry |= FRESH;
             }
         }
@@ -206,6 +208,7 @@ impl State {
             && state.recent.drop(node)
         {
             state.stats.predicted -= 1;
+            self.facts -= 1;
         }
     }
 
@@ -222,19 +225,12 @@ impl State {
         }
     }
 
-    /// Some prediction's time is up.
-    pub(super) fn expiry_due(&self, now_s: f64) -> bool {
-        let due = |state: &super::SlotState| {
-            state.recent.oldest().is_some_and(|(_, touched_s)| touched_s + self.ttl_s(state.feed) <= now_s)
-        };
-        self.slots.iter().flatten().any(due)
-    }
-
     /// Ends the predictions whose time is up, or starts their time anew while the block is in use.
     pub(crate) fn expire(&mut self, now_s: f64) {
-        if !self.expiry_due(now_s) {
+        if now_s < self.next_expiry_s {
             return;
         }
+        self.next_expiry_s = f64::INFINITY;
         let stride = self.arena.stride();
         for slot in 0..self.slots.len() as Slot {
             let Some(feed) = self.slot(slot).map(|state| state.feed) else { continue };
@@ -253,6 +249,9 @@ impl State {
                 }
                 self.drop_prediction(slot, node);
             }
+            if let Some((_, touched_s)) = self.slot(slot).and_then(|state| state.recent.oldest()) {
+                self.next_expiry_s = self.next_expiry_s.min(touched_s + ttl_s);
+            }
         }
     }
 
@@ -269,14 +268,10 @@ impl State {
         }
     }
 
-    fn facts(&self) -> u64 {
-        self.slots.iter().flatten().map(|state| state.stats.confirmed + state.stats.predicted).sum()
-    }
-
     /// Drops facts until there is room: the oldest predictions of the slot with most of them, then confirmed facts of the
     /// slot with most of those, in the order in which their nodes come under a hand that goes round the arena.
     pub(crate) fn keep_room(&mut self) {
-        let mut excess = self.facts().saturating_sub(self.options.facts_max);
+        let mut excess = self.facts.saturating_sub(self.options.facts_max);
         while excess > 0 && (self.drop_one_predicted() || self.drop_one_confirmed()) {
             self.evicted_for_room += 1;
             excess -= 1;

@@ -116,9 +116,11 @@ impl State {
         let Some(state) = self.slots.get_mut(slot as usize).and_then(Option::as_mut) else { return };
         if !held {
             state.stats.confirmed += 1;
+            self.facts += 1;
         }
         if predicted && state.recent.drop(node) {
             state.stats.predicted -= 1;
+            self.facts -= 1;
         }
     }
 
@@ -146,6 +148,7 @@ impl State {
             && let Some(state) = self.slot_mut(slot)
         {
             state.stats.confirmed -= 1;
+            self.facts -= 1;
         }
         Removal::Gone
     }

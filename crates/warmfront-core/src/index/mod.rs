@@ -114,7 +114,10 @@ pub(crate) struct State {
     in_flight: FastMap<RequestId, InFlight>,
     ages: Ages,
     options: IndexOptions,
-    /// Sums over slots.
+    /// Sum of confirmed and predicted facts of all slots.
+    facts: u64,
+    /// No prediction's time is up before this.
+    next_expiry_s: f64,
     evicted_for_room: u64,
     /// Next node to look at when confirmed facts must go.
     hand: Node,
@@ -129,6 +132,8 @@ impl Index {
             in_flight: FastMap::default(),
             ages: Ages::default(),
             options,
+            facts: 0,
+            next_expiry_s: f64::INFINITY,
             evicted_for_room: 0,
             hand: 0,
         };
@@ -179,7 +184,7 @@ impl Index {
     /// at least one token itself.
     pub fn overlap(&self, hashes: &[SeqHash], now_s: f64) -> OverlapColumns {
         let state = self.state.read();
-        if state.expiry_due(now_s) {
+        if state.next_expiry_s <= now_s {
             drop(state);
             self.state.write().expire(now_s);
             return self.state.read().overlap(hashes, now_s);
@@ -274,7 +279,8 @@ impl State {
         state.private.clear();
         state.copies.clear();
         state.groups.clear();
-        state.stats.confirmed = 0;
+        let confirmed = std::mem::take(&mut state.stats.confirmed);
+        self.facts -= confirmed;
         self.clear_planes(slot, |planes| vec![&mut planes.shared, &mut planes.private]);
     }
 
@@ -292,6 +298,7 @@ impl State {
             return;
         }
         self.forget_confirmed(slot);
+        self.facts -= self.slot(slot).map_or(0, |state| state.stats.predicted);
         self.clear_planes(slot, |planes| vec![&mut planes.predicted, &mut planes.active]);
         self.in_flight.retain(|_, request| request.slot != slot);
         self.ghosts.forget(slot);
@@ -312,10 +319,10 @@ impl State {
         }
     }
 
-    fn set_stale(&mut self, slot: Slot, stale: bool) {
+    fn set_stale(&mut self, slot: Slot, is_stale: bool) {
         let Some(state) = self.slot_mut(slot) else { return };
-        state.stale = stale;
-        if stale {
+        state.stale = is_stale;
+        if is_stale {
             return;
         }
         // What was predicted while events were not believed may have been confirmed all along.

@@ -191,10 +191,10 @@ impl State {
         }
         for hash in &hashes[frontier.saturating_sub(AGE_BLOCKS)..frontier] {
             for (slot, time_s) in self.ages.of(hash.0) {
-                let age_s = (now_s - time_s).max(0.0);
+                let since_s = (now_s - time_s).max(0.0);
                 let row = &mut ages_s[*slot as usize];
-                if *row < 0.0 || age_s < *row {
-                    *row = age_s;
+                if *row < 0.0 || since_s < *row {
+                    *row = since_s;
                 }
             }
         }

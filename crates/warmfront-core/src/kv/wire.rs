@@ -235,7 +235,7 @@ fn event_map(reader: &mut Reader<'_>, length: usize) -> Result<Option<KvEvent>> 
 }
 
 /// The tag is nearly always the first key, but need not be.
-fn tag_of<'a>(mut reader: Reader<'a>, length: usize) -> Result<&'a [u8]> {
+fn tag_of(mut reader: Reader<'_>, length: usize) -> Result<&[u8]> {
     for _ in 0..length {
         let is_tag = matches!(reader.head()?, Head::Str(b"type"));
         if !is_tag {
