@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from engine_socket import EngineSocket
 
 ROOT = Path(__file__).parents[2]
 DEADLINE_S = 15.0
+HANDSHAKE = b"\xff" + bytes(8) + b"\x7f\x03\x01NULL" + bytes(48) + b"\x04\x06\x05READY"
 CONFIG = {
     "message_bytes_max": 1 << 20,
     "replay_timeout_s": 0.5,
@@ -145,9 +145,7 @@ def test_a_loss_at_the_end_of_a_quiet_stream_is_found(start: Callable[..., Any])
 
 
 @pytest.mark.parametrize("published", [0, 3, 10, 40])
-def test_a_restarted_engine_replaces_the_old_one_however_far_it_got(
-    start: Callable[..., Any], published: int
-) -> None:
+def test_a_restarted_engine_replaces_the_old_one_however_far_it_got(start: Callable[..., Any], published: int) -> None:
     engine = start(EngineSocket)
     engine.publish(10)
     follower = start(Follower, *engine.endpoints)
@@ -187,9 +185,11 @@ def test_a_replay_with_a_hole_is_asked_for_again_from_there(start: Callable[...,
     holes = iter([4, 2])
     engine = start(
         EngineSocket,
-        answer=lambda entries: [e for place, e in enumerate(entries) if place != hole]
-        if (hole := next(holes, None)) is not None
-        else entries,
+        answer=lambda entries: (
+            [e for place, e in enumerate(entries) if place != hole]
+            if (hole := next(holes, None)) is not None
+            else entries
+        ),
     )
     engine.publish(12)
     follower = start(Follower, *engine.endpoints)
@@ -251,9 +251,15 @@ def test_an_oversized_message_ends_in_a_live_stream_that_knows_its_loss(start: C
     "greeting",
     [
         b"HTTP/1.1 400 Bad Request\r\n" + b"x" * 64,
-        b"\xff" + bytes(8) + b"\x7f\x03\x01NULL" + bytes(48) + b"\x04\x06\x05READY" + b"\x02" + struct.pack(">Q", 1 << 62),
-        b"\xff" + bytes(8) + b"\x7f\x03\x01NULL" + bytes(48) + b"\x04\x06\x05READY" + b"\x01\x00" * 100_000,
-        b"\xff" + bytes(8) + b"\x7f\x03\x01NULL" + bytes(48) + b"\x04\x06\x05READY" + b"\x04\x07\x04PING\0\0" * 100_000,
+        b"\xff"
+        + bytes(8)
+        + b"\x7f\x03\x01NULL"
+        + bytes(48)
+        + b"\x04\x06\x05READY"
+        + b"\x02"
+        + struct.pack(">Q", 1 << 62),
+        HANDSHAKE + b"\x01\x00" * 100_000,
+        HANDSHAKE + b"\x04\x07\x04PING\0\0" * 100_000,
     ],
     ids=["not zmtp", "a frame of 4 EiB", "endless frames", "endless heartbeats"],
 )
