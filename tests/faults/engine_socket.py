@@ -1,7 +1,7 @@
 """A publisher of KV events on real libzmq sockets that loses, cuts and restarts on command.
 
-Frames are those of vLLM: live `[topic, number, payload]`; replies `["", topic, number, payload]`, or without the topic as
-before 0.26. One thread owns both sockets, as in vLLM. Payloads name their life and number, so a test can tell what a
+Frames are those of vLLM: live `[topic, number, payload]`; replies `["", topic, number, payload]`, or without the topic
+as before 0.26. One thread owns both sockets, as in vLLM. Payloads name their life and number, so a test can tell what a
 subscriber holds.
 """
 

@@ -46,8 +46,8 @@ impl Sink for Printer {
     }
 }
 
-fn config(json: Option<String>) -> Result<KvConfig, serde_json::Error> {
-    serde_json::from_str(json.as_deref().unwrap_or(
+fn config(json: Option<&str>) -> Result<KvConfig, serde_json::Error> {
+    serde_json::from_str(json.unwrap_or(
         r#"{"message_bytes_max": 67108864, "replay_timeout_s": 5, "replay_check_interval_s": 10,
             "reconnect_delay_s": 0.2, "reconnect_delay_s_max": 5, "unknown_parents_max": 64}"#,
     ))
@@ -62,7 +62,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         topic: arguments.next().unwrap_or_default(),
         origin: "configuration".into(),
     };
-    let config = config(arguments.next())?;
+    let config = config(arguments.next().as_deref())?;
     let state = Arc::new(Mutex::new(EventState::default()));
     let watched = Watched {
         replica: source.endpoint.clone(),

@@ -190,13 +190,10 @@ async fn write(
         }
         frame = tokio::select! {
             Some(answer) = answers.recv() => answer,
-            changed = states.changed() => match changed {
-                Ok(()) => frames::state(&states.borrow_and_update()),
-                Err(_) => {
-                    stopping = true;
-                    frames::stop()
-                }
-            },
+            changed = states.changed() => {
+                stopping = changed.is_err();
+                if stopping { frames::stop() } else { frames::state(&states.borrow_and_update()) }
+            }
         };
     }
 }

@@ -176,3 +176,6 @@ pub struct EventState {
     pub complete: bool,
     pub block_size: Option<u32>,
 }
+
+#[cfg(test)]
+mod tests;

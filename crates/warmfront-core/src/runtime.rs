@@ -199,10 +199,10 @@ fn front_runtime(config: &CoreConfig) -> Result<Runtime, CoreError> {
         }
     };
     builder.max_blocking_threads(compute_threads(config)).enable_all();
-    builder.thread_name("warmfront-front").build().map_err(no_threads)
+    builder.thread_name("warmfront-front").build().map_err(|error| no_threads(&error))
 }
 
-fn no_threads(error: std::io::Error) -> CoreError {
+fn no_threads(error: &std::io::Error) -> CoreError {
     CoreError::Config(format!("threads cannot be started: {error}"))
 }
 
@@ -213,7 +213,7 @@ fn bind(runtime: &Runtime, address: &str) -> Result<TcpListener, CoreError> {
 }
 
 fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>, CoreError> {
-    std::thread::Builder::new().name(name.into()).spawn(work).map_err(no_threads)
+    std::thread::Builder::new().name(name.into()).spawn(work).map_err(|error| no_threads(&error))
 }
 
 fn run_front(runtime: &Runtime, listener: TcpListener, shared: &Arc<Shared>) {
@@ -247,7 +247,7 @@ struct Background {
 
 impl Background {
     fn prepare(shared: Arc<Shared>, address: SocketAddr) -> Result<Self, CoreError> {
-        let runtime = Builder::new_current_thread().enable_all().build().map_err(no_threads)?;
+        let runtime = Builder::new_current_thread().enable_all().build().map_err(|error| no_threads(&error))?;
         let guard = runtime.enter();
         let (states, states_receiver) = watch::channel(encode(&FleetState::default()));
         let (updates, _) = watch::channel(FleetUpdate::default());

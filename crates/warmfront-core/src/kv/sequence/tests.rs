@@ -164,11 +164,8 @@ impl World {
                 answers.truncate(kept);
                 answers.push(Answer::Failure);
             }
-            Some(Spoil::HoleAt(place)) => {
-                if place + 1 < answers.len() {
-                    answers.remove(place);
-                }
-            }
+            Some(Spoil::HoleAt(place)) if place + 1 < answers.len() => drop(answers.remove(place)),
+            Some(Spoil::HoleAt(_)) => {}
         }
         self.replay = answers.into();
     }
@@ -241,7 +238,9 @@ proptest! {
     #[test]
     fn with_the_whole_log_replayable_the_index_ends_equal_to_it(steps in steps()) {
         let mut world = World::new(usize::MAX, true);
-        steps.iter().for_each(|step| world.run(step));
+        for step in &steps {
+            world.run(step);
+        }
         world.settle();
         prop_assert!(world.trusted);
         prop_assert_eq!(world.index.len(), world.log.len());
@@ -251,7 +250,9 @@ proptest! {
     #[test]
     fn with_a_short_buffer_the_index_ends_right_or_says_what_is_missing(steps in steps(), buffer in 1..8_usize) {
         let mut world = World::new(buffer, true);
-        steps.iter().for_each(|step| world.run(step));
+        for step in &steps {
+            world.run(step);
+        }
         world.settle();
         prop_assert!(world.trusted);
         prop_assert_eq!(world.last(), (world.log.len() as u64).checked_sub(1));
@@ -262,7 +263,9 @@ proptest! {
     #[test]
     fn without_a_replay_endpoint_only_what_followed_the_last_loss_is_trusted(steps in steps()) {
         let mut world = World::new(0, false);
-        steps.iter().for_each(|step| world.run(step));
+        for step in &steps {
+            world.run(step);
+        }
         world.settle();
         world.run(&Step::Publish(1));
         world.settle();
