@@ -5,6 +5,7 @@
 //! beyond [`DEPTH_MAX`], an integer beyond 128 bits) is read all the same and remembered as a [`Flaw`]: the body is still
 //! forwarded, but its tokens cannot be reproduced.
 
+use std::cell::Cell;
 use std::sync::Arc;
 
 /// Nesting that is turned into a tree. Deeper values are skipped; the engine's own limit is about 1,000.
@@ -134,6 +135,14 @@ pub fn parse_fields(text: &str, wanted: impl Fn(&str) -> bool) -> Result<(Fields
     reader.end()?;
     Ok((fields, reader.flaw))
 }
+
+thread_local! {
+    /// Where strings with escapes are put together: fresh memory for each would cost more than the copy out of it.
+    static SCRATCH: Cell<String> = const { Cell::new(String::new()) };
+}
+
+/// A scratch larger than this is not kept.
+const SCRATCH_BYTES_MAX: usize = 1 << 20;
 
 struct Reader<'a> {
     text: &'a str,
@@ -319,16 +328,25 @@ impl<'a> Reader<'a> {
 
     /// A string with at least one escape; `self.at` is at the first backslash.
     fn escaped(&mut self, start: usize) -> Result<Arc<str>, Malformed> {
-        let mut out = String::with_capacity(self.estimate(start));
+        let mut out = SCRATCH.take();
+        out.clear();
+        let shared = self.unescape(start, &mut out).map(|()| Arc::from(out.as_str()));
+        if out.capacity() <= SCRATCH_BYTES_MAX {
+            SCRATCH.set(out);
+        }
+        shared
+    }
+
+    fn unescape(&mut self, start: usize, out: &mut String) -> Result<(), Malformed> {
         let mut from = start;
         loop {
             out.push_str(&self.text[from..self.at]);
             if self.bytes[self.at] == b'"' {
                 self.at += 1;
-                return Ok(Arc::from(out));
+                return Ok(());
             }
             self.at += 1;
-            self.escape(&mut out)?;
+            self.escape(out)?;
             from = self.at;
             // Escapes cluster (`\n\n`, `\"`), and between two of them there are few bytes: look near first.
             let near = self.bytes.len().min(from + 16);
@@ -342,12 +360,6 @@ impl<'a> Reader<'a> {
             };
             self.at = from + found;
         }
-    }
-
-    /// Upper bound of a string's length: the next quote that no backslash precedes.
-    fn estimate(&self, start: usize) -> usize {
-        let rest = &self.bytes[start..];
-        memchr::memchr_iter(b'"', rest).find(|&at| at == 0 || rest[at - 1] != b'\\').unwrap_or(0)
     }
 
     fn escape(&mut self, out: &mut String) -> Result<(), Malformed> {
