@@ -76,7 +76,7 @@ def test_every_chat_request_gets_the_ids_of_the_engine(template: str, tokenizer:
             assert tokenizer.prompt(CHAT, body) == [case["render_token_ids"]], case["case"]
             compared += 1
         elif REFUSED_FOR_FLAGS not in json.dumps(case["render_error"]):
-            with pytest.raises(ValueError, match="template_error|invalid_request"):
+            with pytest.raises(ValueError, match=r"template_error|invalid_request"):
                 tokenizer.prompt(CHAT, body)
     assert compared >= 20
 

@@ -39,7 +39,8 @@ fn fleet() -> Bytes {
         events: Some(EventSource { endpoint: "tcp://engine:5558".into(), ..EventSource::default() }),
         ..ReplicaUpdate::default()
     };
-    let events = EventState { state: "live".into(), last_sequence: Some(3), lag_s: Some(0.25), ..EventState::default() };
+    let events =
+        EventState { state: "live".into(), last_sequence: Some(3), lag_s: Some(0.25), ..EventState::default() };
     let pool = PoolState {
         name: "tiny".into(),
         models: [("tiny".into(), None), ("tiny-north".into(), Some("north".into()))].into(),
@@ -62,7 +63,13 @@ pub(crate) fn events() -> Vec<Event> {
         Event::Cancelled { id: 7, time_s: 4.0 },
         Event::FleetChanged { time_s: 4.5, fleet: fleet() },
         Event::ConfigChanged { time_s: 5.0, config: payload.clone() },
-        Event::Paced { time_s: 5.5, pool: "tiny".into(), slots: vec![0, 2], gaps: vec![3, 4], gap_seconds: vec![0.5, 0.25] },
+        Event::Paced {
+            time_s: 5.5,
+            pool: "tiny".into(),
+            slots: vec![0, 2],
+            gaps: vec![3, 4],
+            gap_seconds: vec![0.5, 0.25],
+        },
         Event::Tick { time_s: 6.0 },
         Event::Asked { id: 8, time_s: 6.5, question: "explain".into(), request: Some(request()), payload },
         Event::Stopping { time_s: 7.0, grace_s: 30.0 },
