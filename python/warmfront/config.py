@@ -78,7 +78,7 @@ class IndexConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """The index of which replica holds which block."""
 
     facts_max: Count = 20_000_000
-    """Bound on (replica, block) facts; about 16 to 80 bytes each. Beyond it predicted facts go first."""
+    """Bound on (replica, block) facts of one index (a pool at one block size); 16 to 80 bytes each. Predicted go first."""
     seed: Annotated[int, Meta(ge=0)] = 0
     """Seed of the sequence hashes. Routers that exchange facts must agree on it."""
     predicted_ttl_s: Positive = 10.0
