@@ -66,6 +66,13 @@ impl RequestTable {
         self.entries.lock().insert(id, Arc::new(Entry { prompt, marked: Mutex::default() }));
     }
 
+    /// Keeps the prompt of a request that is only asked about, until the value is dropped.
+    #[must_use]
+    pub fn visit(self: &Arc<Self>, id: RequestId, prompt: Arc<Prompt>) -> Visit {
+        self.insert(id, prompt);
+        Visit { table: Arc::clone(self), id }
+    }
+
     /// The prompt of a request in flight.
     pub fn get(&self, id: RequestId) -> Result<Arc<Prompt>, CoreError> {
         Ok(Arc::clone(&self.entry(id)?.prompt))
@@ -133,6 +140,19 @@ impl RequestTable {
         let fleet = self.fleet.load();
         let pool = fleet.pool(pool)?;
         Some((Arc::clone(pool.index_of(slot)?), pool.replica(slot)?.block_size))
+    }
+}
+
+/// A request that is only asked about.
+#[derive(Debug)]
+pub struct Visit {
+    table: Arc<RequestTable>,
+    id: RequestId,
+}
+
+impl Drop for Visit {
+    fn drop(&mut self) {
+        self.table.remove(self.id);
     }
 }
 
