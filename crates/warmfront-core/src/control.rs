@@ -169,7 +169,7 @@ fn note_panic(result: Result<(), JoinError>) {
     }
 }
 
-/// Sends hello, states and answers until the connection ends; returns why.
+/// Sends hello, states and answers, and `stop` when there will be no more states, until the connection ends; returns why.
 async fn write(
     mut writer: OwnedWriteHalf,
     hello: Vec<u8>,
@@ -177,6 +177,7 @@ async fn write(
     mut answers: mpsc::Receiver<Vec<u8>>,
 ) -> String {
     let mut frame = hello;
+    let mut stopping = false;
     states.mark_changed();
     loop {
         match tokio::time::timeout(WRITE_TIMEOUT, writer.write_all(&frame)).await {
@@ -184,11 +185,17 @@ async fn write(
             Ok(Err(error)) => return error.to_string(),
             Err(_) => return "it takes nothing".into(),
         }
+        if stopping {
+            return "this process is stopping".into();
+        }
         frame = tokio::select! {
             Some(answer) = answers.recv() => answer,
             changed = states.changed() => match changed {
                 Ok(()) => frames::state(&states.borrow_and_update()),
-                Err(_) => frames::stop(),
+                Err(_) => {
+                    stopping = true;
+                    frames::stop()
+                }
             },
         };
     }

@@ -18,4 +18,5 @@ pub mod mailbox;
 pub mod meter;
 pub mod metrics;
 pub mod requests;
+pub mod runtime;
 pub mod tokenize;

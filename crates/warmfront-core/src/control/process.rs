@@ -28,7 +28,7 @@ pub async fn keep_running(config: ControlConfig, meter: Arc<dyn Meter>, mut stop
         match start(program, arguments) {
             Ok(mut child) => tokio::select! {
                 status = child.wait() => tracing::error!(status = describe(status), "the control process has ended"),
-                _ = stopping.wait_for(|stopping| *stopping) => return end(child).await,
+                () = stopped(&mut stopping) => return end(child).await,
             },
             Err(error) => tracing::error!(program, "the control process cannot be started: {error}"),
         }
@@ -38,8 +38,15 @@ pub async fn keep_running(config: ControlConfig, meter: Arc<dyn Meter>, mut stop
         meter.add("warmfront_control_restarts_total", &[], 1);
         tokio::select! {
             () = tokio::time::sleep(pause.grow()) => {}
-            _ = stopping.wait_for(|stopping| *stopping) => {}
+            () = stopped(&mut stopping) => {}
         }
+    }
+}
+
+/// Ready when `stopping` is true, or when nobody is left to say so.
+async fn stopped(stopping: &mut watch::Receiver<bool>) {
+    if stopping.wait_for(|stopping| *stopping).await.is_err() {
+        tracing::debug!("nobody is left to stop the control process: stopping it");
     }
 }
 
@@ -53,14 +60,13 @@ fn start(program: &str, arguments: &[String]) -> std::io::Result<Child> {
 /// It has been told to stop over the link; closing its standard input says so too.
 async fn end(mut child: Child) {
     drop(child.stdin.take());
-    match tokio::time::timeout(END_TIMEOUT, child.wait()).await {
-        Ok(status) => tracing::info!(status = describe(status), "the control process has ended"),
-        Err(_) => {
-            tracing::warn!("the control process does not end and is killed");
-            if let Err(error) = child.kill().await {
-                tracing::warn!("cannot kill the control process: {error}");
-            }
-        }
+    if let Ok(status) = tokio::time::timeout(END_TIMEOUT, child.wait()).await {
+        tracing::info!(status = describe(status), "the control process has ended");
+        return;
+    }
+    tracing::warn!("the control process does not end and is killed");
+    if let Err(error) = child.kill().await {
+        tracing::warn!("cannot kill the control process: {error}");
     }
 }
 

@@ -171,11 +171,10 @@ fn authority(url: &str) -> String {
 fn headers(update: &ReplicaUpdate) -> HeaderMap {
     let mut headers = HeaderMap::new();
     for (name, value) in &update.headers {
-        match (HeaderName::try_from(name), HeaderValue::try_from(value)) {
-            (Ok(name), Ok(value)) => {
-                headers.insert(name, value);
-            }
-            _ => tracing::warn!(replica = update.id, header = name, "a configured header is not valid and not sent"),
+        if let (Ok(name), Ok(value)) = (HeaderName::try_from(name), HeaderValue::try_from(value)) {
+            headers.insert(name, value);
+        } else {
+            tracing::warn!(replica = update.id, header = name, "a configured header is not valid and not sent");
         }
     }
     headers

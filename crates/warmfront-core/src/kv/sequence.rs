@@ -127,6 +127,7 @@ impl Asked {
 
 /// The state of one stream. See the module's text for the invariant.
 #[derive(Debug)]
+#[allow(clippy::struct_excessive_bools, reason = "independent facts about one stream")]
 pub struct Sequence {
     can_replay: bool,
     phase: Phase,
@@ -181,7 +182,7 @@ impl Sequence {
             Input::Live { number, payload } => self.live(number, payload),
             Input::Replayed { number, payload } => self.replayed(number, payload),
             Input::ReplayEnded => self.replay_ended(),
-            Input::ReplayFailed(reason) => self.replay_failed(reason),
+            Input::ReplayFailed(reason) => self.replay_failed(&reason),
             Input::Probe => self.probe(),
             Input::Malformed(reason) => self.malformed(reason),
             Input::Distrust(reason) => self.distrust(reason),
@@ -251,10 +252,10 @@ impl Sequence {
             (Phase::Live, None) if may_start => self.offer(number, payload),
             (Phase::Live, Some(last)) if number <= last.number + 1 => self.offer(number, payload),
             (Phase::Live, _) => {
-                self.hold(number, payload);
+                self.hold(number, &payload);
                 self.gap();
             }
-            (Phase::CatchingUp, _) => self.hold(number, payload),
+            (Phase::CatchingUp, _) => self.hold(number, &payload),
         }
     }
 
@@ -362,7 +363,7 @@ impl Sequence {
         self.go_live(start.map(|base| format!("events before batch {base} are unknown")));
     }
 
-    fn replay_failed(&mut self, reason: String) {
+    fn replay_failed(&mut self, reason: &str) {
         let Some(asked) = self.asked else { return };
         if self.phase == Phase::Live {
             self.end_check(asked);
@@ -483,12 +484,12 @@ impl Sequence {
 
     /// Holds a live message. When there is no room, everything held goes except the newest: the rest can be replayed,
     /// and the newest marks how far to go.
-    fn hold(&mut self, number: u64, payload: Bytes) {
+    fn hold(&mut self, number: u64, payload: &Bytes) {
         if self.held.len() >= HELD_MESSAGES_MAX || self.held_bytes + payload.len() > HELD_BYTES_MAX {
             self.drop_held();
         }
         // A copy, because the original pins the whole read buffer it was cut from.
-        let payload = Bytes::copy_from_slice(&payload);
+        let payload = Bytes::copy_from_slice(payload);
         self.held_bytes += payload.len();
         self.held.insert(number, payload);
     }

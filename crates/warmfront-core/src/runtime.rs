@@ -1,0 +1,401 @@
+//! The data process put together: threads, signals, start and end.
+//!
+//! Two runtimes. *Front*: `io_threads` threads that accept and relay (one thread: a runtime without synchronisation).
+//! *Background*: one thread for KV events, fleet and control link; there is hours' worth of CPU work in a backlog of
+//! events, and on a thread of its own the operating system can take the processor from it whenever a stream has something
+//! to do. The deciding thread belongs to the caller: it loops over [`Service::receive`] and [`Service::command`].
+//!
+//! The end, in this order: stop accepting and tell the router; let running answers end, at most for the grace time; close
+//! the queues, so that the deciding thread drains them and gets `None`; end the control process and the background. A
+//! second signal skips the grace time.
+
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use bytes::Bytes;
+use parking_lot::Mutex;
+use tokio::net::TcpListener;
+use tokio::runtime::{Builder, Runtime};
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::{Notify, watch};
+
+use crate::clock::Clock;
+use crate::config::CoreConfig;
+use crate::control::{Answerer, Control, Question, Reply, keep_running};
+use crate::error::CoreError;
+use crate::fleet::{Fleet, FleetState, FleetUpdate, FleetView, Means};
+use crate::http::{Ask, Front, Preparer, Stop, serve};
+use crate::index::{Index, OverlapColumns};
+use crate::mailbox::{Event, Mailbox, Received, RequestId, Slot};
+use crate::meter::Meter;
+use crate::metrics::Metrics;
+use crate::requests::{ActiveMark, Prompt, RequestTable};
+use crate::tokenize::Tokenizer;
+
+/// How long [`Service::receive`] waits at a time; the deciding thread sees signals of its own language in between.
+const RECEIVE_WAIT: Duration = Duration::from_millis(500);
+/// How long the background may take to end after the front has.
+const END_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// A running data process. Dropping it stops it without grace.
+pub struct Service {
+    shared: Arc<Shared>,
+    address: SocketAddr,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+}
+
+/// What all parts of the process use.
+struct Shared {
+    config: CoreConfig,
+    clock: Clock,
+    metrics: Arc<Metrics>,
+    mailbox: Arc<Mailbox>,
+    requests: Arc<RequestTable>,
+    preparer: Arc<Preparer>,
+    view: Arc<ArcSwap<FleetView>>,
+    /// Stops accepting.
+    stop: Stop,
+    /// Ends everything at once.
+    halt: Notify,
+    /// `true`: the background ends.
+    ended: watch::Sender<bool>,
+}
+
+impl Service {
+    /// Binds the sockets, then starts all threads.
+    ///
+    /// # Errors
+    ///
+    /// An address or the control socket cannot be bound (the error names it), or threads cannot be started.
+    pub fn start(config: CoreConfig) -> Result<Self, CoreError> {
+        let front = front_runtime(&config)?;
+        let listener = bind(&front, &config.front.listen)?;
+        let failed = |source| CoreError::Listen { address: config.front.listen.clone(), source };
+        let address = listener.local_addr().map_err(failed)?;
+        let shared = Arc::new(Shared::new(config));
+        let background = Background::prepare(Arc::clone(&shared), address)?;
+        let front_shared = Arc::clone(&shared);
+        let threads = vec![
+            spawn("warmfront-front", move || run_front(&front, listener, &front_shared))?,
+            spawn("warmfront-events", move || background.run())?,
+        ];
+        tracing::info!("serving on {address}");
+        Ok(Self { shared, address, threads: Mutex::new(threads) })
+    }
+
+    /// Where clients are served; the port is the real one when 0 was asked for.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// The next batch of events, encoded; `None` when the process has ended and everything has been handed out.
+    ///
+    /// Waits; an empty batch says that nothing happened for a while.
+    pub fn receive(&self) -> Option<Vec<u8>> {
+        match self.shared.mailbox.receive(RECEIVE_WAIT) {
+            Received::Events(events) => Some(events),
+            Received::Nothing => Some(Vec::new()),
+            Received::Closed => None,
+        }
+    }
+
+    /// Takes a batch of encoded commands.
+    pub fn command(&self, commands: &[u8]) -> Result<(), CoreError> {
+        self.shared.mailbox.command(commands)
+    }
+
+    /// What each replica of the request's pool holds of its prompt: one entry a block size of the pool, with its index's
+    /// columns in blocks. Slots of other block sizes are empty in it.
+    pub fn overlap(&self, id: RequestId) -> Result<Vec<(u32, OverlapColumns)>, CoreError> {
+        let prompt = self.shared.requests.get(id)?;
+        let view = self.shared.view.load();
+        let now_s = self.shared.clock.now_s();
+        let pool = view.pool(&prompt.pool).ok_or(CoreError::UnknownRequest(id))?;
+        let columns = |(size, hashes): &(u32, Arc<[crate::block::SeqHash]>)| {
+            Some((*size, pool.indexes.get(size)?.overlap(hashes, now_s)))
+        };
+        Ok(prompt.hashes.iter().filter_map(columns).collect())
+    }
+
+    /// The router has chosen `slot`: the prompt's blocks are in use there and predicted to be held.
+    pub fn dispatched(&self, id: RequestId, slot: Slot) -> Result<(), CoreError> {
+        self.shared.requests.dispatched(id, slot)
+    }
+
+    /// The snapshot that requests see now.
+    pub fn fleet(&self) -> Arc<FleetView> {
+        self.shared.view.load_full()
+    }
+
+    pub fn metrics(&self) -> &Arc<Metrics> {
+        &self.shared.metrics
+    }
+
+    /// Stops as a termination signal does. Returns at once; a second call ends without grace.
+    pub fn stop(&self) {
+        self.shared.stop_or_halt();
+    }
+
+    /// Waits for the end of all threads.
+    pub fn join(&self) {
+        for thread in self.threads.lock().drain(..) {
+            if thread.join().is_err() {
+                tracing::error!("a thread of the core panicked");
+            }
+        }
+    }
+}
+
+impl Drop for Service {
+    fn drop(&mut self) {
+        self.shared.stop.set();
+        self.shared.halt.notify_one();
+        self.join();
+    }
+}
+
+impl Shared {
+    fn new(config: CoreConfig) -> Self {
+        let clock = Clock::start();
+        let metrics = Arc::new(Metrics::new(&config.metrics, config.label_values_max));
+        let mailbox = Arc::new(Mailbox::new(clock, config.queues.clone(), &metrics));
+        let view = Arc::new(ArcSwap::from_pointee(FleetView::default()));
+        let requests = Arc::new(RequestTable::new(Box::new(mark_in(Arc::clone(&view), clock, Arc::clone(&mailbox)))));
+        let compute_threads = compute_threads(&config);
+        let preparer = Arc::new(Preparer::new(&config.index, compute_threads, Arc::clone(&metrics)));
+        let (ended, _) = watch::channel(false);
+        let (stop, halt) = (Stop::default(), Notify::new());
+        Self { config, clock, metrics, mailbox, requests, preparer, view, stop, halt, ended }
+    }
+
+    fn stop_or_halt(&self) {
+        if self.stop.is_set() {
+            self.halt.notify_one();
+            return;
+        }
+        let (time_s, grace_s) = (self.clock.now_s(), self.config.front.grace_s);
+        self.mailbox.push(Event::Stopping { time_s, grace_s });
+        self.stop.set();
+    }
+}
+
+/// Marks a request's blocks in the index of the slot it goes to, until the mark is dropped.
+fn mark_in(
+    view: Arc<ArcSwap<FleetView>>,
+    clock: Clock,
+    mailbox: Arc<Mailbox>,
+) -> impl Fn(&Prompt, Slot) -> Option<ActiveMark> + Send + Sync {
+    move |prompt, slot| {
+        let view = view.load();
+        let pool = view.pool(&prompt.pool)?;
+        let block_size = pool.replica(slot)?.block_size;
+        let index = Arc::clone(pool.indexes.get(&block_size)?);
+        let id = mailbox.next_id();
+        index.dispatched(id, prompt.at(block_size), slot, clock.now_s());
+        Some(Box::new(Mark { index, id }))
+    }
+}
+
+/// Blocks of one request in use on one slot.
+struct Mark {
+    index: Arc<Index>,
+    id: RequestId,
+}
+
+impl Drop for Mark {
+    fn drop(&mut self) {
+        self.index.released(self.id);
+    }
+}
+
+fn compute_threads(config: &CoreConfig) -> usize {
+    match config.front.compute_threads {
+        0 => std::thread::available_parallelism().map_or(1, usize::from),
+        threads => threads,
+    }
+}
+
+fn front_runtime(config: &CoreConfig) -> Result<Runtime, CoreError> {
+    let mut builder = match config.front.io_threads {
+        0 | 1 => Builder::new_current_thread(),
+        threads => {
+            let mut builder = Builder::new_multi_thread();
+            builder.worker_threads(threads);
+            builder
+        }
+    };
+    builder.max_blocking_threads(compute_threads(config)).enable_all();
+    builder.thread_name("warmfront-front").build().map_err(no_threads)
+}
+
+fn no_threads(error: std::io::Error) -> CoreError {
+    CoreError::Config(format!("threads cannot be started: {error}"))
+}
+
+fn bind(runtime: &Runtime, address: &str) -> Result<TcpListener, CoreError> {
+    runtime
+        .block_on(TcpListener::bind(address))
+        .map_err(|source| CoreError::Listen { address: address.to_owned(), source })
+}
+
+fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>, CoreError> {
+    std::thread::Builder::new().name(name.into()).spawn(work).map_err(no_threads)
+}
+
+fn run_front(runtime: &Runtime, listener: TcpListener, shared: &Arc<Shared>) {
+    let front = Arc::new(Front::new(
+        (shared.config.front.clone(), shared.config.upstream.clone()),
+        Arc::clone(&shared.view),
+        (Arc::clone(&shared.mailbox), Arc::clone(&shared.requests)),
+        Arc::clone(&shared.preparer),
+        Arc::clone(&shared.metrics),
+    ));
+    runtime.block_on(async {
+        tokio::select! {
+            () = serve(listener, front, shared.stop.clone()) => tracing::info!("all answers have ended"),
+            () = shared.halt.notified() => tracing::warn!("ending at once"),
+        }
+    });
+    shared.mailbox.close();
+    shared.ended.send_replace(true);
+}
+
+/// Everything that is not in the way of a request.
+struct Background {
+    shared: Arc<Shared>,
+    runtime: Runtime,
+    fleet: Fleet,
+    control: Option<Control>,
+    updates: watch::Sender<FleetUpdate>,
+    states: watch::Receiver<Bytes>,
+    signals: [Signal; 2],
+}
+
+impl Background {
+    fn prepare(shared: Arc<Shared>, address: SocketAddr) -> Result<Self, CoreError> {
+        let runtime = Builder::new_current_thread().enable_all().build().map_err(no_threads)?;
+        let guard = runtime.enter();
+        let (states, states_receiver) = watch::channel(encode(&FleetState::default()));
+        let (updates, _) = watch::channel(FleetUpdate::default());
+        let meter: Arc<dyn Meter> = Arc::clone(&shared.metrics) as _;
+        let means = Means {
+            clock: shared.clock,
+            index: shared.config.index.clone(),
+            kv: shared.config.kv.clone(),
+            meter,
+            changed: Arc::new(Notify::new()),
+        };
+        let mailbox = Arc::clone(&shared.mailbox);
+        let tell = Box::new(move |state: &FleetState| {
+            let fleet = encode(state);
+            mailbox.push(Event::FleetChanged { time_s: mailbox.clock().now_s(), fleet: fleet.clone() });
+            states.send_replace(fleet);
+        });
+        let load = |path: &Path, template: &_| Tokenizer::load(path, template).map_err(|error| error.to_string());
+        let fleet = Fleet::new(means, Arc::clone(&shared.view), Arc::new(load), tell);
+        let socket = &shared.config.control.socket;
+        let control = match socket.as_str() {
+            "" => None,
+            path => Some(Control::bind(path, &address.to_string(), updates.clone(), answerer(&shared))?),
+        };
+        let listen = |kind| signal(kind).map_err(|error| CoreError::Config(format!("signals: {error}")));
+        let signals = [listen(SignalKind::terminate())?, listen(SignalKind::interrupt())?];
+        drop(guard);
+        Ok(Self { shared, runtime, fleet, control, updates, states: states_receiver, signals })
+    }
+
+    fn run(self) {
+        let Self { shared, runtime, fleet, control, updates, states, signals } = self;
+        let config = shared.config.control.clone();
+        let meter: Arc<dyn Meter> = Arc::clone(&shared.metrics) as _;
+        runtime.block_on(async {
+            let process = tokio::spawn(keep_running(config, meter, shared.ended.subscribe()));
+            let fleet = tokio::spawn(fleet.run(updates.subscribe()));
+            let link = control.map(|control| tokio::spawn(control.run(states)));
+            let mut ended = shared.ended.subscribe();
+            tokio::select! {
+                _ = ended.wait_for(|ended| *ended) => {}
+                () = obey(signals, &shared) => {}
+            }
+            fleet.abort(); // ends the sender of states, so the link says `stop`
+            if let Err(error) = process.await {
+                tracing::error!("watching the control process failed: {error}");
+            }
+            if let Some(link) = link {
+                link.abort();
+                let _aborted = link.await; // removes the socket
+            }
+        });
+        runtime.shutdown_timeout(END_TIMEOUT);
+    }
+}
+
+/// The first signal stops in order, the second at once. Never returns.
+async fn obey([mut terminate, mut interrupt]: [Signal; 2], shared: &Shared) {
+    loop {
+        tokio::select! {
+            _ = terminate.recv() => tracing::info!("termination signal"),
+            _ = interrupt.recv() => tracing::info!("interrupt"),
+        }
+        shared.stop_or_halt();
+    }
+}
+
+fn encode(state: &FleetState) -> Bytes {
+    rmp_serde::to_vec_named(state).expect("writing to memory does not fail").into()
+}
+
+/// Questions of the admin API go to the router; `explain` with the request it is about.
+fn answerer(shared: &Arc<Shared>) -> Arc<Answerer> {
+    let shared = Arc::downgrade(shared);
+    Arc::new(move |question| {
+        let shared = shared.upgrade();
+        Box::pin(async move {
+            match shared {
+                Some(shared) => ask(&shared, question).await,
+                None => failure(503, "the router is stopping"),
+            }
+        })
+    })
+}
+
+async fn ask(shared: &Shared, question: Question) -> Reply {
+    let Question { question, payload, path } = question;
+    let mut request = None;
+    let mut entered = None;
+    if question == "explain" {
+        let ask = Ask {
+            id: shared.mailbox.next_id(),
+            time_s: shared.clock.now_s(),
+            endpoint: Some(crate::http::request::Endpoint::of(&path)),
+            headers: http::HeaderMap::new(),
+            body: payload.clone(),
+        };
+        match shared.preparer.prepare(shared.view.load_full(), ask).await {
+            Ok(prepared) => {
+                entered = Some(shared.requests.visit(prepared.facts.id, prepared.prompt));
+                request = Some(prepared.facts);
+            }
+            Err(refusal) => return (refusal.face.status, refusal.face.body(&refusal.message).into()),
+        }
+    }
+    let reply = match shared.mailbox.ask(&question, request, payload) {
+        Ok(answer) => {
+            answer.await.map_or_else(|_| failure(503, "the router is stopping"), |answer| (answer.status, answer.body))
+        }
+        Err(full) => failure(503, &full.to_string()),
+    };
+    drop(entered);
+    reply
+}
+
+fn failure(status: u16, message: &str) -> Reply {
+    (status, serde_json::json!({"error": {"message": message}}).to_string().into())
+}
+
+#[cfg(test)]
+mod tests;

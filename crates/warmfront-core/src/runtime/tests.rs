@@ -1,0 +1,133 @@
+//! The whole core on loopback, driven from outside; no Python, no engine.
+
+use std::io::{Read, Write};
+use std::net::{TcpListener as StdListener, TcpStream};
+use std::os::unix::net::UnixStream;
+use std::time::Instant;
+
+use serde_json::json;
+
+use super::*;
+
+const DEADLINE: Duration = Duration::from_secs(20);
+
+fn config(listen: &str, socket: &str, command: &[&str]) -> CoreConfig {
+    serde_json::from_value(json!({
+        "front": {
+            "listen": listen, "io_threads": 1, "compute_threads": 1, "body_bytes_max": 1 << 20,
+            "header_bytes_max": 65536, "headers_max": 128, "header_timeout_s": 10, "body_timeout_s": 10,
+            "idle_timeout_s": 10, "write_timeout_s": 10, "connections_max": 64, "expose_headers": true, "grace_s": 5
+        },
+        "upstream": {
+            "connect_timeout_s": 1, "first_byte_timeout_s": 10, "idle_connections_per_server": 4, "idle_timeout_s": 4
+        },
+        "index": {
+            "facts_max": 100_000, "seed": 0, "predicted_ttl_s": 10, "approximate_ttl_s": 600, "block_bytes": 256,
+            "block_size_default": 16, "segment_cache_bytes": 0
+        },
+        "kv": {
+            "message_bytes_max": 1 << 20, "replay_timeout_s": 1, "replay_check_interval_s": 1,
+            "reconnect_delay_s": 0.05, "reconnect_delay_s_max": 0.1, "unknown_parents_max": 64
+        },
+        "queues": {"events_max": 1000, "commands_max": 1000, "batch_max": 100, "tick_interval_s": 0.5},
+        "control": {
+            "command": command, "socket": socket, "restart_delay_s": 0.01, "restart_delay_s_max": 0.05
+        },
+        "log": {"level": "info"},
+        "metrics": crate::meter::CATALOGUE.iter().map(|(name, kind, labels)| json!({
+            "name": name, "kind": kind, "help": "", "labels": labels, "buckets": [1.0]
+        })).collect::<Vec<_>>(),
+        "label_values_max": 100
+    }))
+    .unwrap()
+}
+
+fn wait(what: &str, condition: impl Fn() -> bool) {
+    let end = Instant::now() + DEADLINE;
+    while !condition() {
+        assert!(Instant::now() < end, "waited too long for: {what}");
+        std::thread::yield_now();
+    }
+}
+
+fn get(address: SocketAddr, path: &str) -> String {
+    let mut stream = TcpStream::connect(address).unwrap();
+    write!(stream, "GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    answer
+}
+
+/// Receives until the end, as the deciding thread does.
+fn drain(service: &Service) -> Vec<u8> {
+    std::iter::from_fn(|| service.receive()).flatten().collect()
+}
+
+fn contains(bytes: &[u8], text: &str) -> bool {
+    bytes.windows(text.len()).any(|window| window == text.as_bytes())
+}
+
+#[test]
+fn an_address_in_use_is_named_in_the_error() {
+    let taken = StdListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap().to_string();
+    let error = Service::start(config(&address, "", &[])).err().expect("the address is taken");
+    assert!(error.to_string().contains(&address), "{error}");
+}
+
+#[test]
+fn a_fleet_from_the_control_socket_is_served_and_told_to_the_router() {
+    let directory = tempfile::tempdir().unwrap();
+    let socket = directory.path().join("control.sock");
+    let service = Service::start(config("127.0.0.1:0", socket.to_str().unwrap(), &[])).unwrap();
+    assert!(get(service.address(), "/ready").starts_with("HTTP/1.1 503"));
+    let mut link = UnixStream::connect(&socket).unwrap();
+    let update = rmp_serde::to_vec_named(&json!({"type": "fleet", "update": {
+        "version": 1, "degraded": [],
+        "pools": [{
+            "name": "m", "models": {"m": null}, "tokenizer": null,
+            "replicas": [{"id": "http://127.0.0.1:9", "url": "http://127.0.0.1:9", "engine": "vllm", "ready": true,
+                          "rank": null, "block_size": 16, "capacity_tokens": 1024, "events": null}]
+        }]
+    }}))
+    .unwrap();
+    link.write_all(&(update.len() as u32).to_be_bytes()).unwrap();
+    link.write_all(&update).unwrap();
+    wait("the pool to be ready", || get(service.address(), "/ready").starts_with("HTTP/1.1 200"));
+    let fleet = service.fleet();
+    let (pool, adapter) = fleet.pool_of("m").unwrap();
+    assert_eq!((adapter, pool.block_sizes.as_slice()), (None, &[16][..]));
+    assert_eq!(pool.tokens.reason(), Some("no tokenizer is known for this pool"));
+    service.stop();
+    assert!(contains(&drain(&service), "fleet_changed"));
+    service.join();
+    assert!(!socket.exists());
+}
+
+#[test]
+fn stopping_is_told_drained_and_ends_all_threads() {
+    let service = Service::start(config("127.0.0.1:0", "", &[])).unwrap();
+    service.stop();
+    let events = drain(&service);
+    assert!(contains(&events, "stopping"));
+    assert!(service.receive().is_none(), "still over");
+    service.join();
+    assert!(TcpStream::connect(service.address()).is_err());
+}
+
+#[test]
+fn a_control_process_that_ends_is_started_again_and_ends_with_us() {
+    let directory = tempfile::tempdir().unwrap();
+    let starts = directory.path().join("starts");
+    let script = format!("echo $$ >> {0}; [ $(wc -l < {0}) -ge 3 ] && read end; exit 1", starts.display());
+    let service = Service::start(config("127.0.0.1:0", "", &["sh", "-c", &script])).unwrap();
+    let pids = || std::fs::read_to_string(&starts).unwrap_or_default();
+    wait("three starts", || pids().lines().count() == 3);
+    let last = pids().lines().last().unwrap().to_owned();
+    wait("the third to run", || std::path::Path::new("/proc").join(&last).exists());
+    assert!(service.metrics().render().contains("warmfront_control_restarts_total 2"));
+    service.stop();
+    drain(&service);
+    service.join();
+    assert!(!std::path::Path::new("/proc").join(&last).exists(), "the control process outlived us");
+}
