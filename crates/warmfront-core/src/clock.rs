@@ -73,7 +73,7 @@ impl CivilTime {
     #[allow(clippy::disallowed_methods, reason = "the one place that reads the clock")]
     pub fn now_utc() -> Self {
         let since_epoch = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
-        Self::of_unix_s(since_epoch.as_secs() as i64)
+        Self::of_unix_s(since_epoch.as_secs().cast_signed())
     }
 
     /// Seconds since 1970-01-01 00:00 in the clock's own zone.

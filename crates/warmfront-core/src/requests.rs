@@ -73,13 +73,6 @@ impl RequestTable {
         Visit { table: Arc::clone(self), id }
     }
 
-    /// Keeps the prompt of a request that is only asked about, until the value is dropped.
-    #[must_use]
-    pub fn visit(self: &Arc<Self>, id: RequestId, prompt: Arc<Prompt>) -> Visit {
-        self.insert(id, prompt);
-        Visit { table: Arc::clone(self), id }
-    }
-
     /// The prompt of a request in flight.
     pub fn get(&self, id: RequestId) -> Result<Arc<Prompt>, CoreError> {
         Ok(Arc::clone(&self.entry(id)?.prompt))
@@ -221,18 +214,5 @@ mod tests {
         assert_eq!(index.overlap(&hashes, 0.0).device, [4, 0], "what was computed is still predicted to be there");
         assert!(matches!(table.dispatched(1, 0), Err(CoreError::UnknownRequest(1))));
         assert!(table.is_empty());
-    }
-}
-
-/// A request that is asked about and never dispatched.
-#[derive(Debug)]
-pub struct Visit {
-    table: Arc<RequestTable>,
-    id: RequestId,
-}
-
-impl Drop for Visit {
-    fn drop(&mut self) {
-        self.table.remove(self.id);
     }
 }

@@ -29,11 +29,11 @@ use crate::control::{Answerer, Control, Question, Reply, keep_running};
 use crate::error::CoreError;
 use crate::fleet::{Fleet, FleetState, FleetUpdate, FleetView, Means};
 use crate::http::{Ask, Front, Preparer, Stop, serve};
-use crate::index::{Index, OverlapColumns};
+use crate::index::OverlapColumns;
 use crate::mailbox::{Event, Mailbox, Received, RequestId, Slot};
 use crate::meter::Meter;
 use crate::metrics::Metrics;
-use crate::requests::{ActiveMark, Prompt, RequestTable};
+use crate::requests::RequestTable;
 use crate::tokenize::Tokenizer;
 
 /// How long [`Service::receive`] waits at a time; the deciding thread sees signals of its own language in between.
@@ -164,9 +164,9 @@ impl Shared {
         let metrics = Arc::new(Metrics::new(&config.metrics, config.label_values_max));
         let mailbox = Arc::new(Mailbox::new(clock, config.queues.clone(), &metrics));
         let view = Arc::new(ArcSwap::from_pointee(FleetView::default()));
-        let requests = Arc::new(RequestTable::new(Box::new(mark_in(Arc::clone(&view), clock, Arc::clone(&mailbox)))));
+        let requests = Arc::new(RequestTable::new(Arc::clone(&view), clock));
         let compute_threads = compute_threads(&config);
-        let preparer = Arc::new(Preparer::new(&config.index, compute_threads, Arc::clone(&metrics)));
+        let preparer = Arc::new(Preparer::new(&config.index, compute_threads, clock, Arc::clone(&metrics)));
         let (ended, _) = watch::channel(false);
         let (stop, halt) = (Stop::default(), Notify::new());
         Self { config, clock, metrics, mailbox, requests, preparer, view, stop, halt, ended }
@@ -180,35 +180,6 @@ impl Shared {
         let (time_s, grace_s) = (self.clock.now_s(), self.config.front.grace_s);
         self.mailbox.push(Event::Stopping { time_s, grace_s });
         self.stop.set();
-    }
-}
-
-/// Marks a request's blocks in the index of the slot it goes to, until the mark is dropped.
-fn mark_in(
-    view: Arc<ArcSwap<FleetView>>,
-    clock: Clock,
-    mailbox: Arc<Mailbox>,
-) -> impl Fn(&Prompt, Slot) -> Option<ActiveMark> + Send + Sync {
-    move |prompt, slot| {
-        let view = view.load();
-        let pool = view.pool(&prompt.pool)?;
-        let block_size = pool.replica(slot)?.block_size;
-        let index = Arc::clone(pool.indexes.get(&block_size)?);
-        let id = mailbox.next_id();
-        index.dispatched(id, prompt.at(block_size), slot, clock.now_s());
-        Some(Box::new(Mark { index, id }))
-    }
-}
-
-/// Blocks of one request in use on one slot.
-struct Mark {
-    index: Arc<Index>,
-    id: RequestId,
-}
-
-impl Drop for Mark {
-    fn drop(&mut self) {
-        self.index.released(self.id);
     }
 }
 

@@ -26,6 +26,9 @@ pub enum Json {
     Map(Vec<(Arc<str>, Json)>),
 }
 
+/// An object's keys and values, in order of first appearance.
+pub type Fields = Vec<(Arc<str>, Json)>;
+
 /// What was read but could not be kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Flaw {
@@ -125,10 +128,7 @@ pub fn parse(text: &str) -> Result<(Json, Option<Flaw>), Malformed> {
 ///
 /// # Errors
 /// The text is not JSON, or not an object.
-pub fn parse_fields(
-    text: &str,
-    wanted: impl Fn(&str) -> bool,
-) -> Result<(Vec<(Arc<str>, Json)>, Option<Flaw>), Malformed> {
+pub fn parse_fields(text: &str, wanted: impl Fn(&str) -> bool) -> Result<(Fields, Option<Flaw>), Malformed> {
     let mut reader = Reader::new(text);
     let fields = reader.object(0, Some(&wanted))?;
     reader.end()?;
@@ -233,11 +233,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    fn object(
-        &mut self,
-        depth: usize,
-        wanted: Option<&dyn Fn(&str) -> bool>,
-    ) -> Result<Vec<(Arc<str>, Json)>, Malformed> {
+    fn object(&mut self, depth: usize, wanted: Option<&dyn Fn(&str) -> bool>) -> Result<Fields, Malformed> {
         self.space();
         self.expect(b'{')?;
         let mut pairs = Pairs::default();
@@ -310,7 +306,9 @@ impl<'a> Reader<'a> {
     fn string(&mut self) -> Result<Arc<str>, Malformed> {
         self.expect(b'"')?;
         let start = self.at;
-        let Some(stop) = memchr::memchr2(b'"', b'\\', &self.bytes[start..]) else { return self.fail() };
+        let Some(stop) = memchr::memchr2(b'"', b'\\', &self.bytes[start..]) else {
+            return self.fail();
+        };
         self.at = start + stop;
         if self.bytes[self.at] == b'"' {
             self.at += 1;
@@ -353,7 +351,9 @@ impl<'a> Reader<'a> {
     }
 
     fn escape(&mut self, out: &mut String) -> Result<(), Malformed> {
-        let Some(byte) = self.peek() else { return self.fail() };
+        let Some(byte) = self.peek() else {
+            return self.fail();
+        };
         self.at += 1;
         out.push(match byte {
             b'n' => '\n',
@@ -390,10 +390,14 @@ impl<'a> Reader<'a> {
     }
 
     fn hex4(&mut self) -> Result<u32, Malformed> {
-        let Some(digits) = self.bytes.get(self.at..self.at + 4) else { return self.fail() };
+        let Some(digits) = self.bytes.get(self.at..self.at + 4) else {
+            return self.fail();
+        };
         let mut code = 0;
         for &digit in digits {
-            let Some(digit) = (digit as char).to_digit(16) else { return self.fail() };
+            let Some(digit) = (digit as char).to_digit(16) else {
+                return self.fail();
+            };
             code = code * 16 + digit;
         }
         self.at += 4;
@@ -432,7 +436,9 @@ impl<'a> Reader<'a> {
     fn skip_string(&mut self) -> Result<(), Malformed> {
         self.at += 1;
         loop {
-            let Some(stop) = memchr::memchr2(b'"', b'\\', &self.bytes[self.at..]) else { return self.fail() };
+            let Some(stop) = memchr::memchr2(b'"', b'\\', &self.bytes[self.at..]) else {
+                return self.fail();
+            };
             self.at += stop;
             if self.bytes[self.at] == b'"' {
                 self.at += 1;
@@ -446,21 +452,20 @@ impl<'a> Reader<'a> {
 /// Pairs of an object, with repeated keys folded as a Python dict folds them.
 #[derive(Default)]
 struct Pairs {
-    pairs: Vec<(Arc<str>, Json)>,
+    pairs: Fields,
     index: std::collections::HashMap<Arc<str>, usize>,
 }
 
 impl Pairs {
     fn insert(&mut self, key: Arc<str>, value: Json) {
-        match self.position(&key) {
-            Some(slot) => self.pairs[slot].1 = value,
-            None => {
-                if self.pairs.len() >= LINEAR_KEYS_MAX {
-                    self.index.insert(Arc::clone(&key), self.pairs.len());
-                }
-                self.pairs.push((key, value));
-            }
+        if let Some(slot) = self.position(&key) {
+            self.pairs[slot].1 = value;
+            return;
         }
+        if self.pairs.len() >= LINEAR_KEYS_MAX {
+            self.index.insert(Arc::clone(&key), self.pairs.len());
+        }
+        self.pairs.push((key, value));
     }
 
     fn position(&mut self, key: &str) -> Option<usize> {

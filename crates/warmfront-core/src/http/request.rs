@@ -228,7 +228,9 @@ fn session(fields: &Json) -> Option<Session> {
 
 fn turns(endpoint: Endpoint, fields: &Json) -> u32 {
     let list = if endpoint == Endpoint::Responses { "input" } else { "messages" };
-    let Some(items) = fields.get(list).and_then(Json::as_list) else { return 0 };
+    let Some(items) = fields.get(list).and_then(Json::as_list) else {
+        return 0;
+    };
     let is_answer = |item: &&Json| item.get("role").and_then(Json::as_str).is_some_and(|role| &**role == "assistant");
     items.iter().filter(is_answer).count() as u32
 }

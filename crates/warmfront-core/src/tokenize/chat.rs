@@ -55,12 +55,12 @@ const BILLING_HEADER: &str = "x-anthropic-billing-header";
 /// trimmed the message.
 const CONTINUE_MARK: &str = "CONTINUE_FINAL_MESSAGE_TAG ";
 
-pub(super) type Pairs = Vec<(Arc<str>, Json)>;
+pub(super) type Pairs = json::Fields;
 
 /// One conversation on its way into a template.
 #[derive(Debug, Default)]
 pub(super) struct Conversation {
-    /// As OpenAI messages.
+    /// In the shape of chat completions.
     pub(super) messages: Vec<Json>,
     pub(super) tools: Option<Vec<Json>>,
     /// Keyword arguments of the request, the explicit fields already merged in.
@@ -118,7 +118,9 @@ pub(super) fn request_kwargs(body: &ParsedBody) -> Result<Pairs, Fallback> {
 
 /// `reasoning_effort` and what it implies.
 pub(super) fn effort(kwargs: &Pairs, effort: Option<&Json>, version: Version) -> Pairs {
-    let Some(effort) = effort else { return Vec::new() };
+    let Some(effort) = effort else {
+        return Vec::new();
+    };
     let mut pairs = vec![(Arc::from("reasoning_effort"), effort.clone())];
     let is_explicit = kwargs.iter().any(|(key, _)| &**key == "enable_thinking");
     if !is_explicit && version >= Version::EFFORT_SETS_THINKING {
@@ -153,7 +155,9 @@ pub(super) fn reused_token_ids(
     version: Version,
 ) -> Result<Option<Vec<u32>>, Fallback> {
     let ids = body.some("kv_transfer_params").and_then(|params| params.some("prompt_token_ids"));
-    let Some(ids) = ids.filter(|_| version >= Version::REUSED_TOKEN_IDS) else { return Ok(None) };
+    let Some(ids) = ids.filter(|_| version >= Version::REUSED_TOKEN_IDS) else {
+        return Ok(None);
+    };
     if body.some("echo").is_some_and(Json::is_truthy) || messages.iter().any(has_media) {
         return Ok(None);
     }
@@ -227,7 +231,9 @@ pub(super) fn in_schema_order(message: &Json) -> Json {
 
 /// The object with these keys first, in this order.
 fn first_keys(object: &Json, keys: &[&str]) -> Json {
-    let Json::Map(pairs) = object else { return object.clone() };
+    let Json::Map(pairs) = object else {
+        return object.clone();
+    };
     let first = keys.iter().filter_map(|key| pairs.iter().find(|(name, _)| &**name == *key));
     let rest = pairs.iter().filter(|(name, _)| !keys.contains(&&**name));
     Json::Map(first.chain(rest).cloned().collect())
@@ -239,7 +245,7 @@ pub(super) fn messages(
     format: ContentFormat,
     knows_developer: bool,
     version: Version,
-) -> Result<Vec<Vec<(Arc<str>, Value)>>, Fallback> {
+) -> Result<Vec<Shown>, Fallback> {
     let mut shown =
         messages.iter().map(|message| shown_message(message, format, version)).collect::<Result<Vec<_>, _>>()?;
     let has_developer = shown.iter().any(|message| role_of(message) == Some("developer"));
@@ -249,7 +255,8 @@ pub(super) fn messages(
     if shown.is_empty() { Err(Fallback::InvalidRequest) } else { Ok(shown) }
 }
 
-type Shown = Vec<(Arc<str>, Value)>;
+/// A message as the template sees it.
+pub(super) type Shown = Vec<(Arc<str>, Value)>;
 
 fn find<'m>(message: &'m Shown, key: &str) -> Option<&'m Value> {
     message.iter().find(|(name, _)| &**name == key).map(|(_, value)| value)
@@ -332,7 +339,9 @@ fn content_part(part: &Json) -> Result<Option<Part>, Fallback> {
         Json::Map(pairs) => pairs,
         _ => return Err(Fallback::InvalidRequest),
     };
-    let Some(kind) = part.some("type").and_then(Json::as_str) else { return Err(Fallback::Media) };
+    let Some(kind) = part.some("type").and_then(Json::as_str) else {
+        return Err(Fallback::Media);
+    };
     if part.some("uuid").is_some() {
         return Err(Fallback::Media);
     }
@@ -368,8 +377,12 @@ fn joined(parts: Vec<Part>) -> Value {
 }
 
 fn joined_all(mut texts: impl Iterator<Item = Arc<str>>) -> Value {
-    let Some(first) = texts.next() else { return Value::from("") };
-    let Some(second) = texts.next() else { return Value::from(first) };
+    let Some(first) = texts.next() else {
+        return Value::from("");
+    };
+    let Some(second) = texts.next() else {
+        return Value::from(first);
+    };
     let mut all = String::with_capacity(first.len() + second.len() + 1);
     all.push_str(&first);
     for text in std::iter::once(second).chain(texts) {
@@ -450,7 +463,9 @@ fn merge_systems(messages: Vec<Shown>) -> Vec<Shown> {
 }
 
 fn plain_content(message: &Shown) -> String {
-    let Some(content) = find(message, "content") else { return String::new() };
+    let Some(content) = find(message, "content") else {
+        return String::new();
+    };
     if let Some(text) = content.as_str() {
         return text.to_owned();
     }

@@ -77,7 +77,9 @@ impl Cutter {
 fn of_pre_tokenizer(pre_tokenizer: &Value) -> Cutter {
     let one = std::slice::from_ref(pre_tokenizer);
     let steps = pre_tokenizer["pretokenizers"].as_array().map_or(one, Vec::as_slice);
-    let Some((last, splits)) = steps.split_last() else { return Cutter::Whole };
+    let Some((last, splits)) = steps.split_last() else {
+        return Cutter::Whole;
+    };
     if last["type"] != "ByteLevel" || last["add_prefix_space"] != false {
         return Cutter::Whole;
     }
@@ -120,11 +122,15 @@ fn has_harmless_normalizer(normalizer: &Value) -> bool {
 
 /// An added token must not straddle a cut, and must not swallow the space on the other side of one.
 fn is_harmless_added_token(token: &Value) -> bool {
-    let Some(content) = token["content"].as_str() else { return false };
+    let Some(content) = token["content"].as_str() else {
+        return false;
+    };
     let strips = token["lstrip"] == true || token["rstrip"] == true;
     let touches_letters =
         [content.chars().next(), content.chars().last()].into_iter().flatten().any(char::is_alphabetic);
-    !content.is_empty() && !content.contains(char::is_whitespace) && !(strips && touches_letters)
+    let straddles = content.is_empty() || content.contains(char::is_whitespace);
+    let swallows = strips && touches_letters;
+    !straddles && !swallows
 }
 
 /// The first place in `from..to` between a line break and a letter.

@@ -26,7 +26,9 @@ struct Unfollowed;
 /// Decides for one template source (already without `generation` tags).
 pub(super) fn content_format(source: &str, version: Version) -> ContentFormat {
     let whitespace = WhitespaceConfig { keep_trailing_newline: false, lstrip_blocks: true, trim_blocks: true };
-    let Ok(root) = parse(source, "chat", SyntaxConfig, whitespace) else { return ContentFormat::String };
+    let Ok(root) = parse(source, "chat", SyntaxConfig, whitespace) else {
+        return ContentFormat::String;
+    };
     let mut nodes = Nodes::default();
     nodes.statement(&root);
     match nodes.loops_over_content(version) {
@@ -132,7 +134,9 @@ impl<'t> Nodes<'t> {
             Expr::Var(_) | Expr::Const(_) => {}
             Expr::Slice(node) => {
                 self.expression(&node.expr);
-                [&node.start, &node.stop, &node.step].into_iter().for_each(|part| self.optional(part.as_ref()));
+                for part in [&node.start, &node.stop, &node.step] {
+                    self.optional(part.as_ref());
+                }
             }
             Expr::UnaryOp(node) => self.expression(&node.expr),
             Expr::BinOp(node) => {

@@ -33,6 +33,9 @@ const SAMPLES: &[&str] = &[
     "\u{0} \u{1} \u{7f} \u{85} \u{2028} \u{fffd} \u{10ffff}",
 ];
 
+/// Tokens in one sample that covers added tokens.
+const ADDED_TOKENS_PER_SAMPLE: usize = 64;
+
 /// Ids around the prompt when special tokens are asked for.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Surround {
@@ -152,7 +155,11 @@ fn plain_ids(plain: &tokenizers::Tokenizer, text: &str, special: bool) -> Result
 
 fn fast_if_right(file: Value, plain: &tokenizers::Tokenizer, added: &[String]) -> Result<fastokens::Tokenizer, String> {
     let fast = fastokens::Tokenizer::from_json(file).map_err(|error| error.to_string())?;
-    let around_added = added.iter().map(|token| format!("x {token} y{token}{token}\n{token} 1"));
+    let around_added = added.chunks(ADDED_TOKENS_PER_SAMPLE).map(|tokens| {
+        let mentions: Vec<String> =
+            tokens.iter().map(|token| format!("x {token} y{token}{token}\n{token} 1")).collect();
+        mentions.concat()
+    });
     for sample in SAMPLES.iter().map(|&sample| sample.to_owned()).chain(around_added) {
         let ids = fast.encode(&sample).map_err(|error| error.to_string())?;
         if ids != plain_ids(plain, &sample, false)? {

@@ -123,7 +123,9 @@ fn named_templates(field: &Value) -> Vec<(String, String)> {
 }
 
 fn additional_templates(directory: &Path) -> Result<Vec<(String, String)>, TokenizeError> {
-    let Ok(entries) = std::fs::read_dir(directory) else { return Ok(Vec::new()) };
+    let Ok(entries) = std::fs::read_dir(directory) else {
+        return Ok(Vec::new());
+    };
     let mut found = Vec::new();
     for path in entries.flatten().map(|entry| entry.path()) {
         if path.extension().is_some_and(|extension| extension == "jinja") {
@@ -151,7 +153,9 @@ fn adds(config: &Value) -> Option<(bool, bool)> {
 
 /// Some models declare added tokens in `tokenizer_config.json` only.
 fn add_declared_tokens(tokenizer: &mut Value, config: &Value) {
-    let Some(declared) = config["added_tokens_decoder"].as_object() else { return };
+    let Some(declared) = config["added_tokens_decoder"].as_object() else {
+        return;
+    };
     let mut tokens = tokenizer["added_tokens"].as_array().cloned().unwrap_or_default();
     for (id, token) in declared {
         let Ok(id) = id.parse::<u64>() else { continue };
@@ -177,7 +181,9 @@ fn has_own_renderer(directory: &Path) -> Result<bool, TokenizeError> {
     if directory.join("tekken.json").exists() {
         return Ok(true);
     }
-    let Some(config) = optional_json(&directory.join("config.json"))? else { return Ok(false) };
+    let Some(config) = optional_json(&directory.join("config.json"))? else {
+        return Ok(false);
+    };
     Ok(config["model_type"].as_str().is_some_and(|kind| OWN_RENDERERS.contains(&kind)))
 }
 

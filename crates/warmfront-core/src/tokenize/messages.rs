@@ -207,13 +207,17 @@ fn tool_result(block: &Json) -> Result<Vec<Json>, Fallback> {
 }
 
 fn tools(body: &ParsedBody) -> Result<Option<Vec<Json>>, Fallback> {
-    let Some(tools) = body.some("tools") else { return Ok(None) };
+    let Some(tools) = body.some("tools") else {
+        return Ok(None);
+    };
     let tools = tools.as_list().ok_or(Fallback::InvalidRequest)?;
     tools.iter().map(tool).collect::<Result<Vec<_>, _>>().map(Some)
 }
 
 fn tool(tool: &Json) -> Result<Json, Fallback> {
-    let Some(Json::Map(schema)) = tool.get("input_schema") else { return Err(Fallback::InvalidRequest) };
+    let Some(Json::Map(schema)) = tool.get("input_schema") else {
+        return Err(Fallback::InvalidRequest);
+    };
     let mut schema = schema.clone();
     if !schema.iter().any(|(key, _)| &**key == "type") {
         schema.push((Arc::from("type"), Json::text("object")));

@@ -10,18 +10,20 @@ mod chat;
 mod cut;
 mod detect;
 mod encode;
+mod fallback;
 mod load;
 mod messages;
 mod python;
 mod responses;
+mod rules;
 mod template;
+mod templates;
 mod version;
 
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
 use minijinja::value::Value;
-use parking_lot::Mutex;
 
 use crate::clock::CivilTime;
 use crate::fleet::TemplateOptions;
@@ -29,6 +31,7 @@ use crate::http::json::{self, Json};
 use crate::http::request::{Endpoint, ParsedBody};
 
 pub use cache::{SegmentCache, SegmentCacheStats};
+pub use fallback::Fallback;
 pub use load::TokenizeError;
 pub use template::LocalTime;
 
@@ -36,14 +39,13 @@ use chat::{Continuation, Conversation, Pairs};
 use detect::ContentFormat;
 use encode::{Encoder, Surround};
 use messages::TemplateFacts;
+use rules::{Side, TokenRules};
 use template::Template;
+use templates::Templates;
 use version::Version;
 
 /// Cache of a tokenizer that is loaded without one of its own being handed in.
 const CACHE_BYTES_DEFAULT: usize = 64 << 20;
-
-/// Compiled templates that came with requests.
-const REQUEST_TEMPLATES_MAX: usize = 8;
 
 /// A text so many times longer than the context is cut by the engine before it tokenizes.
 const TEXT_BYTES_PER_TOKEN_MIN: usize = 8;
@@ -61,68 +63,6 @@ const CONSUMED_KWARGS: &[&str] = &[
     "tools",
     "truncation",
 ];
-
-/// Why the tokens of a request cannot be reproduced. The caller hashes its bytes instead and counts the reason.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Fallback {
-    /// Images, audio, video or prompt embeddings.
-    Media,
-    /// The template raised an error, or ran out of bounds.
-    TemplateError,
-    /// The request brings a template and the engine does not take it.
-    UntrustedTemplate,
-    /// The tokenizer has no chat template.
-    NoTemplate,
-    /// The engine renders this model's prompts by code.
-    OwnRenderer,
-    /// The engine will refuse the request.
-    InvalidRequest,
-    /// A kind of item or tool whose conversion is not known here.
-    UnsupportedContent,
-    /// Lone surrogates or bytes that are not UTF-8.
-    UnreadableText,
-    /// The conversation so far is stored in the engine.
-    StoredHistory,
-    /// The path has no prompt that is cached by blocks.
-    NoPrompt,
-    /// The tokenizer failed on this text.
-    TokenizerError,
-}
-
-impl Fallback {
-    /// All of them, for registering labels.
-    pub const ALL: &[Self] = &[
-        Self::Media,
-        Self::TemplateError,
-        Self::UntrustedTemplate,
-        Self::NoTemplate,
-        Self::OwnRenderer,
-        Self::InvalidRequest,
-        Self::UnsupportedContent,
-        Self::UnreadableText,
-        Self::StoredHistory,
-        Self::NoPrompt,
-        Self::TokenizerError,
-    ];
-
-    /// A short fixed word, usable as a label.
-    #[must_use]
-    pub fn reason(self) -> &'static str {
-        match self {
-            Self::Media => "media",
-            Self::TemplateError => "template_error",
-            Self::UntrustedTemplate => "untrusted_template",
-            Self::NoTemplate => "no_template",
-            Self::OwnRenderer => "own_renderer",
-            Self::InvalidRequest => "invalid_request",
-            Self::UnsupportedContent => "unsupported_content",
-            Self::UnreadableText => "unreadable_text",
-            Self::StoredHistory => "stored_history",
-            Self::NoPrompt => "no_prompt",
-            Self::TokenizerError => "tokenizer_error",
-        }
-    }
-}
 
 /// Token ids of a request: one list a prompt, at least one. The first decides where the request goes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -165,30 +105,6 @@ pub struct Tokenizer {
     facts: OnceLock<TemplateFacts>,
 }
 
-struct Templates {
-    /// Replaces all of the model's own.
-    given: Option<Template>,
-    default: Option<Template>,
-    tool_use: Option<Template>,
-    of_requests: Mutex<Vec<Arc<Template>>>,
-    local_time: LocalTime,
-}
-
-/// How many tokens are kept and which are added.
-#[derive(Clone, Copy, Debug)]
-struct TokenRules {
-    add_special_tokens: bool,
-    truncate: Option<i128>,
-    side: Option<Side>,
-    wants_output: bool,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Side {
-    Left,
-    Right,
-}
-
 impl std::fmt::Debug for Tokenizer {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         out.debug_struct("Tokenizer").finish_non_exhaustive()
@@ -229,7 +145,7 @@ impl Tokenizer {
             path = %files.path.display(),
             fast = loaded.encoder.is_fast(),
             cut = loaded.encoder.is_cut(),
-            template = loaded.templates.default.is_some() || loaded.templates.given.is_some(),
+            template = loaded.templates.choose(false).is_some(),
             "tokenizer loaded"
         );
         Ok(loaded)
@@ -247,7 +163,7 @@ impl Tokenizer {
             return self.completion_prompts(body);
         }
         let conversation = self.conversation(endpoint, body)?;
-        let rules = token_rules(endpoint, body)?;
+        let rules = TokenRules::of(endpoint, body)?;
         let ids = match conversation.token_ids {
             Some(ids) => ids,
             None => self.tokens(&self.render_conversation(&conversation)?, rules)?,
@@ -291,7 +207,7 @@ impl Tokenizer {
         let (Json::List(mut list), None) = json::parse(messages).map_err(|_| Fallback::InvalidRequest)? else {
             return Err(Fallback::UnreadableText);
         };
-        if self.version < Version::NAMESPACE_DETECTION {
+        if self.version < Version::TOKENIZE_IS_CHAT {
             for message in &mut list {
                 if let Json::Map(pairs) = message {
                     pairs.retain(|(key, _)| &**key != "reasoning_content");
@@ -356,7 +272,7 @@ impl Tokenizer {
         if body.some("suffix").is_some() {
             return Err(Fallback::UnsupportedContent);
         }
-        let rules = token_rules(Endpoint::Completions, body)?;
+        let rules = TokenRules::of(Endpoint::Completions, body)?;
         let prompt = body.some("prompt").ok_or(Fallback::InvalidRequest)?;
         let one = |prompt: &Json| match prompt {
             Json::Str(text) => self.tokens(text, rules),
@@ -384,7 +300,9 @@ impl Tokenizer {
         let has_tools = find("tools").is_some_and(|tools| !matches!(tools, Json::Null));
         let requested;
         let template = match &conversation.request_template {
-            Some(_) if !self.options.trust_request_template => return Err(Fallback::UntrustedTemplate),
+            Some(_) if !self.options.trust_request_template => {
+                return Err(Fallback::UntrustedTemplate);
+            }
             Some(source) => {
                 requested = self.templates.of_request(source, self.version)?;
                 &*requested
@@ -503,67 +421,10 @@ impl Tokenizer {
     }
 }
 
-impl Templates {
-    fn compile(
-        files: &load::Files,
-        options: &TemplateOptions,
-        local_time: &LocalTime,
-        version: Version,
-    ) -> Result<Self, TokenizeError> {
-        let template = |source: &str| {
-            Template::compile(source, local_time, version)
-                .map_err(|reason| TokenizeError::Template { path: files.path.clone(), reason })
-        };
-        let named =
-            |name: &str| files.templates.iter().find(|(key, _)| key == name).map(|(_, source)| template(source));
-        let given = match &options.chat_template {
-            None => None,
-            Some(given) => Some(template(&given_source(given, &files.templates)?)?),
-        };
-        // Templates that are not used must not stop the tokenizer from loading.
-        let own = |name: &str| if given.is_some() { Ok(None) } else { named(name).transpose() };
-        Ok(Self {
-            default: own("default")?,
-            tool_use: own("tool_use")?,
-            given,
-            of_requests: Mutex::default(),
-            local_time: Arc::clone(local_time),
-        })
-    }
-
-    fn choose(&self, has_tools: bool) -> Option<&Template> {
-        let tool_use = self.tool_use.as_ref().filter(|_| has_tools);
-        self.given.as_ref().or(tool_use).or(self.default.as_ref())
-    }
-
-    fn of_request(&self, source: &Arc<str>, version: Version) -> Result<Arc<Template>, Fallback> {
-        if let Some(known) = self.of_requests.lock().iter().find(|template| template.source == *source) {
-            return Ok(Arc::clone(known));
-        }
-        let template = Template::compile(source, &self.local_time, version).map_err(|_| Fallback::TemplateError)?;
-        let template = Arc::new(template);
-        let mut known = self.of_requests.lock();
-        if known.len() >= REQUEST_TEMPLATES_MAX {
-            known.remove(0);
-        }
-        known.push(Arc::clone(&template));
-        Ok(template)
-    }
-}
-
-/// A template option is a file, the name of one of the model's templates, or Jinja itself.
-fn given_source(given: &str, named: &[(String, String)]) -> Result<String, TokenizeError> {
-    if let Some((_, source)) = named.iter().find(|(name, _)| name == given) {
-        return Ok(source.clone());
-    }
-    if given.contains(['{', '}', '\n']) {
-        return Ok(given.to_owned());
-    }
-    std::fs::read_to_string(given).map_err(|source| TokenizeError::Read { path: given.into(), source })
-}
-
 fn default_kwargs(options: &TemplateOptions) -> Result<Pairs, TokenizeError> {
-    let Some(text) = &options.default_kwargs else { return Ok(Pairs::new()) };
+    let Some(text) = &options.default_kwargs else {
+        return Ok(Pairs::new());
+    };
     match json::parse(text) {
         Ok((Json::Map(pairs), None)) => Ok(pairs),
         _ => Err(TokenizeError::Option { option: "default_kwargs", reason: "expected a JSON object".to_owned() }),
@@ -577,29 +438,6 @@ fn added_surround(encoder: &Encoder, named: &[(Arc<str>, Arc<str>)], (bos, eos):
         token.and_then(|token| encoder.id_of(token)).into_iter().collect()
     };
     Surround { before: ids("bos_token", bos), after: ids("eos_token", eos) }
-}
-
-fn token_rules(endpoint: Endpoint, body: &ParsedBody) -> Result<TokenRules, Fallback> {
-    let side = match body.some("truncation_side").map(|side| side.as_str().map(|side| &**side)) {
-        None => None,
-        Some(Some("left")) => Some(Side::Left),
-        Some(Some("right")) => Some(Side::Right),
-        Some(_) => return Err(Fallback::InvalidRequest),
-    };
-    let truncate = match body.some("truncate_prompt_tokens") {
-        None => None,
-        Some(Json::Int(limit)) => Some(*limit),
-        Some(_) => return Err(Fallback::InvalidRequest),
-    };
-    let add_special_tokens = match body.some("add_special_tokens") {
-        None => !matches!(endpoint, Endpoint::Chat | Endpoint::Messages),
-        Some(Json::Bool(adds)) => *adds,
-        Some(_) => return Err(Fallback::InvalidRequest),
-    };
-    let is_auto = body.some("truncation").and_then(Json::as_str).is_some_and(|truncation| &**truncation != "disabled");
-    let wants_output = body.output_tokens_max.is_some_and(|tokens| tokens > 0);
-    let truncate = if is_auto { Some(-1) } else { truncate };
-    Ok(TokenRules { add_special_tokens, truncate, side, wants_output })
 }
 
 fn is_list_of_objects(documents: &Json) -> bool {

@@ -195,7 +195,9 @@ pub(super) fn tojson(value: &Value, kwargs: &Kwargs) -> Result<Value, Error> {
     };
     let (item, key) = match kwargs.get::<Option<Vec<String>>>("separators")?.as_deref() {
         Some([item, key]) => (item.clone(), key.clone()),
-        Some(_) => return Err(Error::new(ErrorKind::InvalidOperation, "separators must be a pair")),
+        Some(_) => {
+            return Err(Error::new(ErrorKind::InvalidOperation, "separators must be a pair"));
+        }
         None if indent.is_some() => (",".to_owned(), ": ".to_owned()),
         None => (", ".to_owned(), ": ".to_owned()),
     };

@@ -74,14 +74,18 @@ fn kwargs(body: &ParsedBody, continues: bool, version: Version) -> Result<Pairs,
 
 /// Whether the last item is an unfinished message that the model should go on with.
 fn continues(input: &Json) -> bool {
-    let Some(last) = input.as_list().and_then(<[Json]>::last) else { return false };
+    let Some(last) = input.as_list().and_then(<[Json]>::last) else {
+        return false;
+    };
     let text = |key: &str| last.get(key).and_then(Json::as_str).map(|text| &**text);
     matches!(text("type"), None | Some("message" | "reasoning"))
         && matches!(text("status"), Some("in_progress" | "incomplete"))
 }
 
 fn tools(body: &ParsedBody) -> Result<Option<Vec<Json>>, Fallback> {
-    let Some(tools) = body.some("tools") else { return Ok(None) };
+    let Some(tools) = body.some("tools") else {
+        return Ok(None);
+    };
     let tools = tools.as_list().ok_or(Fallback::InvalidRequest)?;
     if tools.is_empty() {
         return Ok(None);

@@ -191,7 +191,9 @@ fn without_generation_tags(source: &str) -> String {
     let mut out = String::with_capacity(source.len());
     let mut rest = source;
     while let Some(open) = rest.find("{%") {
-        let Some(length) = rest[open..].find("%}") else { break };
+        let Some(length) = rest[open..].find("%}") else {
+            break;
+        };
         let tag = &rest[open + 2..open + length];
         let replacement = match tag.trim_matches(['-', '+']).trim() {
             "generation" => tag.replace("generation", "with"),
@@ -213,7 +215,7 @@ mod tests {
     use crate::http::json;
 
     fn compile(source: &str) -> Template {
-        let noon: LocalTime = Arc::new(|| CivilTime::of_unix_s(1_795_995_330));
+        let noon: LocalTime = Arc::new(|| CivilTime::of_unix_s(1_796_029_200));
         Template::compile(source, &noon, Version::default()).expect("template")
     }
 

@@ -13,6 +13,8 @@ impl Version {
     pub(super) const REUSED_TOKEN_IDS: Self = Self(0, 27);
     /// The billing header line is cut from system messages of chat requests.
     pub(super) const CHAT_BILLING_HEADER: Self = Self(0, 32);
+    /// `/tokenize` prepares messages like a chat request, `reasoning_content` included.
+    pub(super) const TOKENIZE_IS_CHAT: Self = Self(0, 33);
     /// Detection of the content format follows namespace attributes.
     pub(super) const NAMESPACE_DETECTION: Self = Self(0, 33);
 
