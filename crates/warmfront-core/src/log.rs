@@ -81,7 +81,7 @@ impl Fields {
             "message" => self.message = value,
             "request_id" => self.request_id = Some(value),
             "replica" => self.replica = Some(value),
-            name => self.rest += &format!(" {name}={value}"),
+            name => self.rest.extend([" ", name, "=", &value]),
         }
     }
 }

@@ -255,7 +255,7 @@ impl Family {
             MetricKind::Histogram => "histogram",
         };
         let help = help.replace('\\', "\\\\").replace('\n', "\\n");
-        out.push_str(&format!("# HELP {name} {help}\n# TYPE {name} {kind}\n"));
+        writeln!(out, "# HELP {name} {help}\n# TYPE {name} {kind}").expect("writing to a string cannot fail");
         for (values, series) in &self.series.lock().by_labels {
             let labels = label_text(names, values);
             match series {

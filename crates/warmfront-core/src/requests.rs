@@ -143,6 +143,19 @@ impl RequestTable {
     }
 }
 
+/// A request that is only asked about.
+#[derive(Debug)]
+pub struct Visit {
+    table: Arc<RequestTable>,
+    id: RequestId,
+}
+
+impl Drop for Visit {
+    fn drop(&mut self) {
+        self.table.remove(self.id);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeMap;
@@ -201,18 +214,5 @@ mod tests {
         assert_eq!(index.overlap(&hashes, 0.0).device, [4, 0], "what was computed is still predicted to be there");
         assert!(matches!(table.dispatched(1, 0), Err(CoreError::UnknownRequest(1))));
         assert!(table.is_empty());
-    }
-}
-
-/// A request that is asked about and never dispatched.
-#[derive(Debug)]
-pub struct Visit {
-    table: Arc<RequestTable>,
-    id: RequestId,
-}
-
-impl Drop for Visit {
-    fn drop(&mut self) {
-        self.table.remove(self.id);
     }
 }

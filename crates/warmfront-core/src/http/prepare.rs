@@ -33,8 +33,8 @@ const BYTES_PER_TOKEN: usize = 4;
 const PREFIX_KEY_TOKENS: u32 = 256;
 /// Reason of a fallback while the pool's tokenizer is being read.
 const TOKENIZER_LOADING: &str = "tokenizer_loading";
-/// Longest model name that is passed on; longer ones are not served by anybody.
-const MODEL_BYTES_MAX: usize = 256;
+/// How much of an unknown model's name is repeated to the client.
+const NAME_CHARS_SHOWN_MAX: usize = 128;
 
 /// A request as it came.
 #[derive(Clone, Debug)]
@@ -96,11 +96,11 @@ impl Preparer {
             return self.compute(&fleet, &ask);
         }
         let permit = Arc::clone(&self.compute).acquire_owned().await.map_err(|_| internal())?;
-        let preparer = Arc::clone(self);
+        let this = Arc::clone(self);
         let work = tokio::task::spawn_blocking(move || {
-            let prepared = preparer.compute(&fleet, &ask);
+            let result = this.compute(&fleet, &ask);
             drop(permit);
-            prepared
+            result
         });
         work.await.map_err(|_| internal())?
     }
@@ -271,13 +271,11 @@ fn resolve<'a>(fleet: &'a FleetView, model: Option<&str>) -> Result<(&'a Pool, S
             _ => Err(Refusal::new(INVALID_BODY, "The request names no model, and several are served here.")),
         };
     };
-    match fleet.by_model.get(model) {
-        Some((row, adapter)) => Ok((&fleet.pools[*row], model.to_owned(), adapter.clone())),
-        None => {
-            let name: String = model.chars().take(MODEL_BYTES_MAX / 4).collect();
-            Err(Refusal::new(MODEL_NOT_FOUND, format!("The model `{name}` does not exist.")))
-        }
+    if let Some((pool, adapter)) = fleet.pool_of(model) {
+        return Ok((pool, model.to_owned(), adapter.map(str::to_owned)));
     }
+    let shown: String = model.chars().take(NAME_CHARS_SHOWN_MAX).collect();
+    Err(Refusal::new(MODEL_NOT_FOUND, format!("The model `{shown}` does not exist.")))
 }
 
 /// What a pool's engine takes when no model is named: its base model, whose name is the pool's where both are served.

@@ -225,7 +225,7 @@ fn note_usage(text: &[u8], usage: &mut Option<Usage>) {
     }
 }
 
-/// Chat and completions (vLLM, SGLang), Responses, and Anthropic Messages each spell the counts differently.
+/// Chat and completions (vLLM, `SGLang`), Responses, and Anthropic Messages each spell the counts differently.
 fn merge_usage(value: &Value, usage: &mut Option<Usage>) {
     const PROMPT: [&str; 2] = ["/prompt_tokens", "/input_tokens"];
     const OUTPUT: [&str; 2] = ["/completion_tokens", "/output_tokens"];
@@ -271,15 +271,15 @@ mod tests {
         (observer, seen)
     }
 
-    fn usage(prompt: u32, cached: Option<u32>, output: u32) -> Option<Usage> {
-        Some(Usage { prompt_tokens: Some(prompt), cached_tokens: cached, output_tokens: Some(output) })
+    fn usage(prompt: u32, cached: Option<u32>, output: u32) -> Usage {
+        Usage { prompt_tokens: Some(prompt), cached_tokens: cached, output_tokens: Some(output) }
     }
 
     #[test]
     fn a_chat_stream_is_counted_and_its_usage_found() {
         let (mut observer, _) = follow(&[CHAT.as_bytes()]);
         assert_eq!((observer.events(), observer.is_done(), observer.is_inside_event()), (4, true, false));
-        assert_eq!(observer.usage(), usage(9, Some(8), 2));
+        assert_eq!(observer.usage(), Some(usage(9, Some(8), 2)));
     }
 
     #[test]
@@ -315,7 +315,7 @@ mod tests {
             b"event: message_delta\ndata: {\"usage\":{\"output_tokens\":5}}\n\n",
             b"event: message_stop\ndata: {\"type\":\"message_stop\"}\n\n",
         ]);
-        assert_eq!(observer.usage(), usage(7, Some(4), 5));
+        assert_eq!(observer.usage(), Some(usage(7, Some(4), 5)));
         assert!(observer.is_done());
     }
 
@@ -327,7 +327,7 @@ mod tests {
         );
         let chunks: Vec<&[u8]> = event.as_bytes().chunks(10_000).collect();
         let (mut observer, _) = follow(&chunks);
-        assert_eq!(observer.usage(), usage(3, Some(2), 1));
+        assert_eq!(observer.usage(), Some(usage(3, Some(2), 1)));
         assert!(observer.tail.capacity() <= 4 * TAIL_BYTES_MAX);
     }
 
@@ -340,7 +340,7 @@ mod tests {
         );
         let seen: Vec<Seen> = body.as_bytes().chunks(9_000).map(|chunk| observer.chunk(chunk)).collect();
         assert!(seen[0].first_token && !seen[1].first_token);
-        assert_eq!(observer.usage(), usage(5, None, 1));
+        assert_eq!(observer.usage(), Some(usage(5, None, 1)));
     }
 
     #[test]
@@ -362,7 +362,7 @@ mod tests {
             prop_assert_eq!(seen.iter().map(|seen| seen.events).sum::<u32>(), 4);
             prop_assert_eq!(seen.iter().filter(|seen| seen.first_token).count(), 1);
             prop_assert!(observer.is_done() && !observer.is_inside_event());
-            prop_assert_eq!(observer.usage(), usage(9, Some(8), 2));
+            prop_assert_eq!(observer.usage(), Some(usage(9, Some(8), 2)));
         }
 
         #[test]

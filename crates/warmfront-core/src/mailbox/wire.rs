@@ -180,23 +180,19 @@ impl Out {
     }
 
     fn maybe_text(&mut self, value: Option<&str>) -> &mut Self {
-        match value {
-            Some(value) => self.text(value),
-            None => {
-                self.nil();
-                self
-            }
+        if let Some(value) = value {
+            return self.text(value);
         }
+        self.nil();
+        self
     }
 
     fn maybe_uint(&mut self, value: Option<u64>) -> &mut Self {
-        match value {
-            Some(value) => self.uint(value),
-            None => {
-                self.nil();
-                self
-            }
+        if let Some(value) = value {
+            return self.uint(value);
         }
+        self.nil();
+        self
     }
 }
 
