@@ -20,7 +20,7 @@ use crate::mailbox::{RequestId, Slot};
 #[derive(Debug, Default)]
 pub struct Prompt {
     pub pool: String,
-    /// Length in tokens; estimated where the prompt could not be tokenized.
+    /// Length in tokens of the prompt that routes, the first of several; estimated where it could not be tokenized.
     pub tokens: u32,
     /// Block size in tokens and the sequence hashes at that size; in the pool's order, the first is the main one.
     pub hashes: Vec<(u32, Arc<[SeqHash]>)>,

@@ -5,6 +5,7 @@ use pyo3::pybacked::PyBackedStr;
 use pyo3::types::PyBytes;
 use warmfront_core::config::CoreConfig;
 use warmfront_core::error::CoreError;
+use warmfront_core::log;
 use warmfront_core::runtime::Service;
 
 use crate::errors::{detached, to_py};
@@ -27,6 +28,7 @@ impl Port {
         detached(py, || {
             let config: CoreConfig =
                 serde_json::from_slice(config).map_err(|error| CoreError::Config(error.to_string()))?;
+            log::init(&config.log)?;
             Ok(Self { service: Service::start(config)? })
         })
     }

@@ -135,7 +135,7 @@ impl Preparer {
         if let Some(reason) = blocks.fallback {
             self.metrics.inc("warmfront_fallbacks_total", &[reason], 1);
         }
-        let prompt = Prompt { pool: pool.name.clone(), tokens: blocks.prompt_tokens, hashes: blocks.hashes };
+        let prompt = Prompt { pool: pool.name.clone(), tokens: blocks.first_tokens, hashes: blocks.hashes };
         Ok(Prepared { facts, prompt: Arc::new(prompt) })
     }
 
@@ -164,7 +164,8 @@ impl Preparer {
         let hashes = self.each_block_size(pool, |hasher, block_size| {
             hasher.chain_bytes(bytes, block_size as usize * BYTES_PER_TOKEN, &extras)
         });
-        Blocks { basis: Basis::Bytes, prompt_tokens: estimate(bytes.len()), hashes, fallback }
+        let tokens = estimate(bytes.len());
+        Blocks { basis: Basis::Bytes, prompt_tokens: tokens, first_tokens: tokens, hashes, fallback }
     }
 
     fn tokenize(
@@ -187,7 +188,8 @@ impl Preparer {
         let first = prompts.ids.first().map_or(&[][..], Vec::as_slice);
         let hashes = self.each_block_size(pool, |hasher, _| hasher.chain(first, extras));
         let prompt_tokens = u32::try_from(tokens).unwrap_or(u32::MAX);
-        Blocks { basis: Basis::Tokens, prompt_tokens, hashes, fallback: None }
+        let first_tokens = u32::try_from(first.len()).unwrap_or(u32::MAX);
+        Blocks { basis: Basis::Tokens, prompt_tokens, first_tokens, hashes, fallback: None }
     }
 
     fn each_block_size(
@@ -210,14 +212,23 @@ impl Preparer {
 /// The blocks of a prompt and what is known of it.
 struct Blocks {
     basis: Basis,
+    /// Of all prompts of the request.
     prompt_tokens: u32,
+    /// Of the one that routes.
+    first_tokens: u32,
     hashes: Vec<(u32, Arc<[SeqHash]>)>,
     fallback: Option<&'static str>,
 }
 
 impl Blocks {
     fn none(body_bytes: usize) -> Self {
-        Self { basis: Basis::None, prompt_tokens: estimate(body_bytes), hashes: Vec::new(), fallback: None }
+        Self {
+            basis: Basis::None,
+            prompt_tokens: estimate(body_bytes),
+            first_tokens: 0,
+            hashes: Vec::new(),
+            fallback: None,
+        }
     }
 
     /// The hash at [`PREFIX_KEY_TOKENS`], or the last one of a shorter prompt.
