@@ -20,8 +20,9 @@ $(VENV)/.tools: pyproject.toml
 RUST := $(shell find crates -name '*.rs' -o -name 'Cargo.toml') Cargo.toml Cargo.lock
 
 $(VENV)/.built: $(VENV)/.tools $(RUST)
+	@touch $@.begun
 	$(BIN)/maturin develop --release --quiet
-	@touch $@
+	@mv $@.begun $@ # as old as the sources that were read
 
 build: $(VENV)/.built ## Build the package into .venv
 
