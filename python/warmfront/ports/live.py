@@ -72,11 +72,9 @@ class LiveMeter:
 
 
 def drive(port: core.Port, router: Stepper) -> None:
-    """Decide until the core has drained. An empty batch only says that nothing happened for a while."""
+    """Decide until the core has drained. An empty batch says that nothing happened for a while."""
     while (batch := port.receive()) is not None:
-        if not batch:
-            continue
-        commands: list[Command] = router.step(_events.decode(batch))
+        commands: list[Command] = router.step(_events.decode(batch) if batch else [])
         if commands:
             port.send(_commands.encode(commands))
 
