@@ -325,14 +325,15 @@ Command = Dispatch | Shed | Answered
 class Overlap(Struct, frozen=True, array_like=True):
     """What each replica of a pool holds of one prompt. Every column has one row per slot.
 
-    Depths are leading prompt tokens (full blocks times the replica's block size), not yet capped by the engine's rule
-    that at least one token is computed. Raw counts: weighing tiers is the policy's business.
+    Depths are leading prompt tokens (full blocks times the replica's block size). Weighing tiers is the policy's
+    business. `device`, `host` and `disk` end where the engine's reuse ends: it computes at least one token of a prompt,
+    and all of some prompts.
     """
 
     device: list[int]
     """Depth on the device: confirmed by events or predicted from our own dispatches."""
     confirmed: list[int]
-    """Depth on the device by events alone."""
+    """Depth on the device by events alone: what the replica holds, whether or not it may be reused."""
     host: list[int]
     """Depth when blocks in host memory count too; never below `device`."""
     disk: list[int]

@@ -27,13 +27,18 @@ pub struct PoolOverlap {
 impl PoolOverlap {
     /// Walks the prompt through every index of the pool.
     ///
-    /// An engine computes at least one token of every prompt, so the block that would hold the last one never counts.
-    /// Cutting before the walk, not after, matters for models with window groups, whose hit ends at a retained window.
+    /// An engine computes at least one token of every prompt, so the block that would hold the last one is never reused;
+    /// it counts in `confirmed` alone, which is what the replica holds. Cutting before the walk, not after, matters for
+    /// models with window groups, whose hit ends at a retained window.
     #[must_use]
     pub fn of(prompt: &Prompt, pool: &Pool, now_s: f64) -> Self {
         let mut found = prompt.hashes.iter().filter_map(|(block_size, hashes)| {
+            let index = pool.indexes.get(block_size)?;
             let reusable = if prompt.reads_cache { prompt.tokens.saturating_sub(1) / block_size } else { 0 } as usize;
-            let columns = pool.indexes.get(block_size)?.overlap(&hashes[..reusable.min(hashes.len())], now_s);
+            let mut columns = index.overlap(&hashes[..reusable.min(hashes.len())], now_s);
+            if reusable < hashes.len() {
+                columns.confirmed = index.overlap(hashes, now_s).confirmed;
+            }
             Some(Self::in_tokens(columns, *block_size))
         });
         let first = found.next().unwrap_or_default();

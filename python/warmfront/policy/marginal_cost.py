@@ -158,7 +158,7 @@ class MarginalCost:
         rate_mean = mean * decay * fleet.total(fleet.arrivals)
         busy_mean = mean * decay * fleet.total(fleet.work_s)
         stall_own, own_decay, arrival_weight = stall * own, own * decay, config.arrival_weight
-        weight = config.ttft_target_s / config.tpot_target_s
+        weight = config.ttft_target_s / config.tpot_target_s * _decode_share(request, learned.output_tokens)
         # Memory and conversations.
         capacity, outputs = fleet.capacity_tokens, fleet.output_tokens
         foreign, kv_usage = fleet.foreign, fleet.kv_usage
@@ -327,3 +327,11 @@ class MarginalCost:
             key, hashes = request.prefix_key, fleet.hash
             first = max(emptiest, key=lambda candidate: mix(key, hashes[candidate[1]]))
         return [first, *(candidate for candidate in candidates if candidate is not first)]
+
+
+def _decode_share(request: Request, mean_output_tokens: float) -> float:
+    """How much of a usual request's decoding this one does: one that may answer with a word does not mind slow tokens."""
+    limit = request.output_tokens_max
+    if limit is None:
+        return 1.0
+    return min(1.0, (limit - 1) / max(1.0, mean_output_tokens))

@@ -260,3 +260,14 @@ def term(row: dict[str, object], name: str) -> float:
     terms = row["terms"]
     assert isinstance(terms, list)
     return float(next(each["value"] for each in terms if each["name"] == name))
+
+
+def test_a_request_for_one_word_does_not_mind_slow_decoding() -> None:
+    world = World(2)
+    warm(world, 0)
+    world.router._pools["m"].fleet.next_step_s[0] = 0.2
+    assert world.slot(prefix_key=PREFIX) == 1
+    world = World(2)
+    warm(world, 0)
+    world.router._pools["m"].fleet.next_step_s[0] = 0.2
+    assert world.slot(prefix_key=PREFIX, output_tokens_max=1) == 0
