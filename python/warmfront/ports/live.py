@@ -23,6 +23,9 @@ from warmfront.types import Command, Event, Overlap, Request, RequestId, Slot
 
 logger = logging.getLogger(__name__)
 
+COLLECT_AFTER_OBJECTS = 100_000
+"""New objects after which the collector runs; Python's own 700 make it a part of every few decisions."""
+
 _events = msgspec.msgpack.Decoder(list[Event])
 _commands = msgspec.msgpack.Encoder()
 
@@ -94,9 +97,11 @@ def serve(config: Config) -> None:
         command, socket = _control(config, Path(folder))
         port = core.Port(core_config(config, control_command=command, control_socket=socket))
         router = open_router(config.router, LiveIndex(port), meter=LiveMeter(port))
-        # Start-up objects live as long as the process: keep the collector from visiting them between decisions.
+        # Start-up objects live as long as the process, and a step leaves no cycles: the collector has little to find
+        # and looks for it rarely.
         gc.collect()
         gc.freeze()
+        gc.set_threshold(COLLECT_AFTER_OBJECTS)
         drive(port, router)
 
 
