@@ -15,7 +15,7 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::{Request, Response};
+use http::{Request, Response, StatusCode};
 use http_body::{Body as _, Frame, SizeHint};
 use http_body_util::Full;
 use hyper::body::Incoming;
@@ -53,6 +53,9 @@ pub(crate) enum UpstreamError {
     NoAnswer,
     #[error("no answer in time")]
     FirstByteTimeout,
+    /// Status 101. Nobody asked for another protocol, and what follows is not HTTP.
+    #[error("the engine switched protocols unasked")]
+    Switched,
 }
 
 impl UpstreamError {
@@ -70,6 +73,16 @@ impl UpstreamError {
             Self::Broken(_) => "broken",
             Self::NoAnswer => "no_answer",
             Self::FirstByteTimeout => "first_byte_timeout",
+            Self::Switched => "switched_protocols",
+        }
+    }
+
+    /// Whether the engine did answer, but not in HTTP as we read it.
+    pub(crate) fn is_nonsense(&self) -> bool {
+        match self {
+            Self::Broken(error) => error.is_parse(),
+            Self::Switched => true,
+            _ => false,
         }
     }
 }
@@ -185,6 +198,9 @@ impl Upstream {
             Ok(answered) => answered?,
             Err(_elapsed) => return Err(UpstreamError::FirstByteTimeout),
         };
+        if response.status() == StatusCode::SWITCHING_PROTOCOLS {
+            return Err(UpstreamError::Switched);
+        }
         let (parts, incoming) = response.into_parts();
         let length = incoming.size_hint().exact();
         Ok((Response::from_parts(parts, ()), Exchange { link: Some(link), incoming, length }))

@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use crate::world::{Act, CHAT, CHAT_STREAM, Engine, Options, World, header, json_reply, post, say, stream_reply};
+use crate::world::{Act, CHAT, CHAT_STREAM, Engine, Options, World, chunk, header, json_reply, post, say, stream_reply};
 
 #[tokio::test]
 async fn bytes_pass_unchanged_both_ways() {
@@ -155,6 +155,19 @@ async fn answers_without_a_body_or_a_length_end_properly() {
         assert_eq!((answer.status, answer.is_whole), (status, true), "{reply}");
         world.expect_ends(&["finished"]).await;
     }
+}
+
+#[tokio::test]
+async fn a_length_beside_chunks_does_not_cut_the_answer() {
+    let (world, _engine) = World::with(|_| {
+        let mut pieces = say("HTTP/1.1 200 OK\r\ncontent-length: 3\r\ntransfer-encoding: chunked\r\n\r\n");
+        pieces.extend([chunk("whole answer"), b"0\r\n\r\n".to_vec()]);
+        Act::SayAndClose(pieces)
+    })
+    .await;
+    let answer = world.chat(CHAT).await;
+    assert_eq!((answer.status, answer.text()), (200, "whole answer"));
+    world.expect_ends(&["finished"]).await;
 }
 
 #[tokio::test]
