@@ -422,6 +422,10 @@ def _parse_yaml(text: str) -> Any:
     return yaml.load(text, Loader=_Loader)
 
 
+def _in_one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
+
+
 def _file_layer(path: Path | None) -> list[tuple[str, dict[str, Any]]]:
     if path is None:
         return []
@@ -429,8 +433,10 @@ def _file_layer(path: Path | None) -> list[tuple[str, dict[str, Any]]]:
         content = _parse_yaml(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from error
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path} is not YAML: {error}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not text in UTF-8: {error.reason} at byte {error.start}") from error
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        raise ConfigError(f"{path} is not YAML: {_in_one_line(error)}") from error
     if content is None:
         return []
     if not isinstance(content, dict):
@@ -455,8 +461,8 @@ def _override_layer(text: str) -> tuple[str, dict[str, Any]]:
 def _nest(path: Sequence[str], text: str) -> dict[str, Any]:
     try:
         value: Any = _parse_yaml(text)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{'.'.join(path)}: {text!r} is not YAML: {error}") from error
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        raise ConfigError(f"{'.'.join(path)}: {text!r} is not YAML: {_in_one_line(error)}") from error
     for name in reversed(path):
         value = {name: value}
     assert isinstance(value, dict)
