@@ -2,7 +2,9 @@
 
 use serde_json::json;
 
-use crate::world::{Act, CHAT, CHAT_STREAM, Engine, Options, World, chunk, header, json_reply, post, say, stream_reply};
+use crate::world::{
+    Act, CHAT, CHAT_STREAM, Engine, Options, World, chunk, header, json_reply, post, say, stream_reply,
+};
 
 #[tokio::test]
 async fn bytes_pass_unchanged_both_ways() {
