@@ -78,17 +78,15 @@ class IndexConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """The index of which replica holds which block."""
 
     facts_max: Count = 20_000_000
-    """Bound on (replica, block) facts of one index (a pool at one block size); 16 to 80 bytes each. Predicted go first."""
+    """Bound on (replica, block) facts of one index (pool and block size), 16 to 80 bytes each. Predicted go first."""
     seed: Annotated[int, Meta(ge=0)] = 0
     """Seed of the sequence hashes. Routers that exchange facts must agree on it."""
     predicted_ttl_s: Positive = 10.0
     """How long a dispatch counts as cached before an event confirms it, where the engine publishes events."""
     approximate_ttl_s: Positive = 600.0
     """The same where the engine publishes none."""
-    block_bytes: Annotated[int, Meta(ge=16)] = 256
-    """Size of a block of bytes where no tokenizer is known."""
     block_size_default: Count = 16
-    """Tokens a block until an engine tells its own (vLLM on GPU: 16)."""
+    """Tokens a block until an engine tells its own (vLLM on GPU: 16). Without a tokenizer: four bytes a token."""
     segment_cache_bytes: Annotated[int, Meta(ge=0)] = 256 * 1024 * 1024
     """Memory for already tokenized prompt segments."""
 

@@ -61,7 +61,6 @@ pub struct IndexConfig {
     pub predicted_ttl_s: f64,
     /// For replicas without KV events.
     pub approximate_ttl_s: f64,
-    pub block_bytes: usize,
     /// Block size assumed until an engine tells its own.
     pub block_size_default: u32,
     pub segment_cache_bytes: usize,

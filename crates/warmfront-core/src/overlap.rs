@@ -32,7 +32,7 @@ impl PoolOverlap {
     #[must_use]
     pub fn of(prompt: &Prompt, pool: &Pool, now_s: f64) -> Self {
         let mut found = prompt.hashes.iter().filter_map(|(block_size, hashes)| {
-            let reusable = (prompt.tokens.saturating_sub(1) / block_size) as usize;
+            let reusable = if prompt.reads_cache { prompt.tokens.saturating_sub(1) / block_size } else { 0 } as usize;
             let columns = pool.indexes.get(block_size)?.overlap(&hashes[..reusable.min(hashes.len())], now_s);
             Some(Self::in_tokens(columns, *block_size))
         });

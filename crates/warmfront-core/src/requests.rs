@@ -22,6 +22,8 @@ pub struct Prompt {
     pub pool: String,
     /// Length in tokens of the prompt that routes, the first of several; estimated where it could not be tokenized.
     pub tokens: u32,
+    /// The engine looks it up in its cache; some requests only fill it.
+    pub reads_cache: bool,
     /// Block size in tokens and the sequence hashes at that size; in the pool's order, the first is the main one.
     pub hashes: Vec<(u32, Arc<[SeqHash]>)>,
 }
@@ -198,7 +200,8 @@ mod tests {
         let index = Arc::new(Index::new(IndexOptions::default()));
         let table = RequestTable::new(fleet(&index), Clock::start());
         let hashes: Arc<[SeqHash]> = index.hasher().chain(&[7; 64], &crate::block::BlockExtras::default()).into();
-        let prompt = Prompt { pool: "p".to_owned(), tokens: 64, hashes: vec![(16, Arc::clone(&hashes))] };
+        let prompt =
+            Prompt { pool: "p".to_owned(), tokens: 64, reads_cache: true, hashes: vec![(16, Arc::clone(&hashes))] };
         let active = || index.overlap(&hashes, 0.0).active;
         table.insert(1, Arc::new(prompt));
         table.dispatched(1, 0).unwrap();

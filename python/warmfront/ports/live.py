@@ -17,6 +17,7 @@ import msgspec
 
 from warmfront import core
 from warmfront.config import Config, core_config
+from warmfront.policy import registry as policy
 from warmfront.router.record import Stepper, open_router
 from warmfront.types import Command, Event, Overlap, Request, RequestId, Slot
 
@@ -72,11 +73,9 @@ class LiveMeter:
 
 
 def drive(port: core.Port, router: Stepper) -> None:
-    """Decide until the core has drained. An empty batch only says that nothing happened for a while."""
+    """Decide until the core has drained. An empty batch says that nothing happened for a while."""
     while (batch := port.receive()) is not None:
-        if not batch:
-            continue
-        commands: list[Command] = router.step(_events.decode(batch))
+        commands: list[Command] = router.step(_events.decode(batch) if batch else [])
         if commands:
             port.send(_commands.encode(commands))
 
@@ -85,8 +84,9 @@ def serve(config: Config) -> None:
     """Serve until a termination signal, then until streams have ended or the grace time is over.
 
     Raises:
-        ConfigError: An address cannot be bound or a file cannot be read.
+        ConfigError: An address cannot be bound, a file cannot be read, or the policy is not known.
     """
+    policy.factory(config.router.policy.name)  # a wrong name ends here, before any process or thread has started
     # The core handles both signals; Python's own handler would raise in the middle of a step.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)

@@ -323,9 +323,6 @@ class Router:
                 self._index.predict(request, choices[0].slot)
             except LookupError:
                 self._stray("predict")
-            blocks = choices[0].cached_tokens // (pool.fleet.block_size[choices[0].slot] or 1)
-            self._meter.observe("warmfront_overlap_blocks", (request.model,), blocks)
-        self._meter.observe("warmfront_queue_duration_seconds", (request.model,), self._now_s - waiting.since_s)
         return Dispatch(request.id, choices, decision.reason)
 
     def _overlap(self, request: Request, pool: Pool) -> Overlap:

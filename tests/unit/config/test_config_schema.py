@@ -17,7 +17,6 @@ PLAIN_NUMBERS = {
     "idle_connections_per_server": "counts are plural nouns",
     "unready_after": "failures, as its documentation says",
     "seed": "no unit",
-    "block_bytes": "bytes",
     "block_size": "tokens, by the glossary",
     "block_size_default": "tokens, by the glossary",
     "load_bound": "a ratio",

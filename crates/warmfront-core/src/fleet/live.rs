@@ -230,17 +230,6 @@ impl Fleet {
             self.measure_index(pool);
             for replica in pool.occupied() {
                 self.compare_predictions(pool, replica);
-                let (id, load) = (replica.id.as_str(), replica.update.load);
-                meter.set("warmfront_replica_ready", &[id], f64::from(u8::from(replica.ready)));
-                for (name, value) in [
-                    ("warmfront_engine_running", load.running),
-                    ("warmfront_engine_waiting", load.waiting),
-                    ("warmfront_engine_kv_usage", load.kv_usage),
-                ] {
-                    if let Some(value) = value {
-                        meter.set(name, &[id], value);
-                    }
-                }
             }
         }
     }

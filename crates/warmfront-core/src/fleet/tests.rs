@@ -12,6 +12,7 @@ use crate::block::SeqHash;
 use crate::clock::Clock;
 use crate::config::{IndexConfig, KvConfig};
 use crate::meter::NoMeter;
+use crate::tokenize::SegmentCache;
 
 const DEADLINE: Duration = Duration::from_secs(10);
 
@@ -31,7 +32,6 @@ fn bench() -> Bench {
             seed: 0,
             predicted_ttl_s: 10.0,
             approximate_ttl_s: 600.0,
-            block_bytes: 256,
             block_size_default: 16,
             segment_cache_bytes: 0,
         },
@@ -44,6 +44,7 @@ fn bench() -> Bench {
             unknown_parents_max: 64,
         },
         meter: Arc::new(NoMeter),
+        segments: Arc::new(SegmentCache::new(0)),
         changed: Arc::new(Notify::new()),
     };
     let view = Arc::new(ArcSwap::from_pointee(FleetView::default()));

@@ -135,7 +135,12 @@ impl Preparer {
         if let Some(reason) = blocks.fallback {
             self.metrics.inc("warmfront_fallbacks_total", &[reason], 1);
         }
-        let prompt = Prompt { pool: pool.name.clone(), tokens: blocks.first_tokens, hashes: blocks.hashes };
+        let prompt = Prompt {
+            pool: pool.name.clone(),
+            tokens: blocks.first_tokens,
+            reads_cache: parsed.reads_cache,
+            hashes: blocks.hashes,
+        };
         Ok(Prepared { facts, prompt: Arc::new(prompt) })
     }
 

@@ -363,7 +363,6 @@ impl Journey<'_> {
             slot: choice.slot,
             replica: replica.id.clone(),
             tried: std::mem::take(&mut self.tried),
-            predicted_cached_tokens: choice.cached_tokens,
             shape: self.shape,
             request_id: self.request_id.to_str().unwrap_or_default().to_owned(),
         };

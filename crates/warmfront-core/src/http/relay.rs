@@ -36,7 +36,6 @@ pub(crate) struct Route {
     pub replica: String,
     /// Slots tried in vain before this one, and this one.
     pub tried: Vec<Slot>,
-    pub predicted_cached_tokens: u32,
     pub shape: Shape,
     pub request_id: String,
 }
@@ -151,15 +150,6 @@ impl Relay {
 
     fn settle(&mut self) {
         let usage = self.observer.usage();
-        if let Some(cached) = usage.and_then(|usage| usage.cached_tokens) {
-            let metrics = self.account.metrics();
-            let replica = [self.route.replica.as_str()];
-            let predicted = self.route.predicted_cached_tokens;
-            metrics.inc("warmfront_predicted_cached_tokens_total", &replica, u64::from(predicted));
-            metrics.inc("warmfront_reported_cached_tokens_total", &replica, u64::from(cached));
-            let error = f64::from(cached) - f64::from(predicted);
-            metrics.observe("warmfront_cached_tokens_error", &replica, error);
-        }
         let chunks = self.observer.events().saturating_sub(1);
         self.flight.ends(Outcome::Finished { slot: self.route.slot, status: self.status, usage, chunks });
         self.account.ends(if self.status < 400 { End::Finished } else { End::EngineError });

@@ -40,7 +40,16 @@ impl Endpoint {
     fn wants(self, field: &str) -> bool {
         let common = matches!(
             field,
-            "model" | "stream" | "n" | "priority" | "cache_salt" | "user" | "session_id" | "metadata" | "vllm_xargs"
+            "model"
+                | "stream"
+                | "n"
+                | "priority"
+                | "cache_salt"
+                | "user"
+                | "session_id"
+                | "metadata"
+                | "vllm_xargs"
+                | "prompt_logprobs"
         );
         common
             || match self {
@@ -60,6 +69,7 @@ impl Endpoint {
                         | "truncation_side"
                         | "kv_transfer_params"
                         | "echo"
+                        | "top_logprobs"
                         | "max_tokens"
                         | "max_completion_tokens"
                         | "stream_options"
@@ -70,6 +80,8 @@ impl Endpoint {
                     "prompt"
                         | "prompt_embeds"
                         | "suffix"
+                        | "echo"
+                        | "logprobs"
                         | "add_special_tokens"
                         | "truncate_prompt_tokens"
                         | "truncation_side"
@@ -134,6 +146,8 @@ pub struct ParsedBody {
     pub session: Option<Session>,
     /// Answers of the model already in the conversation.
     pub turns: u32,
+    /// The engine looks the prompt up in its cache. It does not where it has to give log probabilities of the prompt.
+    pub reads_cache: bool,
     /// Why tokens cannot be reproduced although the body could be read.
     pub flaw: Option<Fallback>,
     pub(crate) fields: Json,
@@ -179,6 +193,7 @@ pub fn parse(endpoint: Endpoint, body: &Bytes) -> Result<ParsedBody, ParseError>
         cache_salt: fields.get("cache_salt").and_then(Json::as_str).cloned(),
         session: session(&fields),
         turns: turns(endpoint, &fields),
+        reads_cache: !wants_prompt_logprobs(endpoint, &fields),
         flaw,
         fields,
     })
@@ -210,6 +225,13 @@ fn count(fields: &Json, field: &str) -> Option<u32> {
 }
 
 /// The most specific key first: a conversation, then a cache key, then a user.
+/// With `echo`, the log probabilities that are asked for the answer are given for the prompt too.
+fn wants_prompt_logprobs(endpoint: Endpoint, fields: &Json) -> bool {
+    let is_given = |field| fields.get(field).is_some_and(|value| !matches!(value, Json::Null));
+    let echoed = if endpoint == Endpoint::Chat { "top_logprobs" } else { "logprobs" };
+    is_given("prompt_logprobs") || (fields.get("echo").is_some_and(Json::is_truthy) && is_given(echoed))
+}
+
 fn session(fields: &Json) -> Option<Session> {
     let nested = |outer: &str, inner: &str| fields.get(outer).and_then(|value| value.get(inner)).cloned();
     let candidates = [
@@ -264,6 +286,16 @@ mod tests {
         assert_eq!((body.output_tokens_max, body.priority, body.turns), (Some(7), Some(-2), 1));
         assert_eq!(body.session, Some(Session { field: "prompt_cache_key", key: "k".into() }));
         assert_eq!(body.cache_salt.as_deref(), Some("s"));
+    }
+
+    #[test]
+    fn prompts_that_need_log_probabilities_do_not_read_the_cache() {
+        let reads = |endpoint, body| read(endpoint, body).reads_cache;
+        assert!(reads(Endpoint::Completions, r#"{"prompt": "a", "logprobs": 1, "prompt_logprobs": null}"#));
+        assert!(!reads(Endpoint::Completions, r#"{"prompt": "a", "prompt_logprobs": 0}"#));
+        assert!(!reads(Endpoint::Completions, r#"{"prompt": "a", "logprobs": 1, "echo": true}"#));
+        assert!(reads(Endpoint::Chat, r#"{"messages": [], "echo": true}"#));
+        assert!(!reads(Endpoint::Chat, r#"{"messages": [], "echo": true, "top_logprobs": 2}"#));
     }
 
     #[test]

@@ -22,7 +22,7 @@ fn config(listen: &str, socket: &str, command: &[&str]) -> CoreConfig {
             "connect_timeout_s": 1, "first_byte_timeout_s": 10, "idle_connections_per_server": 4, "idle_timeout_s": 4
         },
         "index": {
-            "facts_max": 100_000, "seed": 0, "predicted_ttl_s": 10, "approximate_ttl_s": 600, "block_bytes": 256,
+            "facts_max": 100_000, "seed": 0, "predicted_ttl_s": 10, "approximate_ttl_s": 600,
             "block_size_default": 16, "segment_cache_bytes": 0
         },
         "kv": {

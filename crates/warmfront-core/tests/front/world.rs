@@ -363,7 +363,6 @@ fn index_config() -> IndexConfig {
         seed: 0,
         predicted_ttl_s: 10.0,
         approximate_ttl_s: 10.0,
-        block_bytes: 64,
         block_size_default: 16,
         segment_cache_bytes: 0,
     }
