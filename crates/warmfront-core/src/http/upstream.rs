@@ -427,6 +427,7 @@ mod tests {
     use std::io::{Read as _, Write as _};
 
     use super::*;
+    use crate::config::{MetricConfig, MetricKind};
 
     fn upstream() -> Upstream {
         let config = UpstreamConfig {
@@ -435,7 +436,14 @@ mod tests {
             idle_connections_per_server: 1,
             idle_timeout_s: 60.0,
         };
-        Upstream::new(config, Arc::new(Metrics::new(&[], 1)))
+        let connections = MetricConfig {
+            name: "warmfront_upstream_connections".into(),
+            kind: MetricKind::Gauge,
+            help: String::new(),
+            labels: vec!["replica".into()],
+            buckets: vec![],
+        };
+        Upstream::new(config, Arc::new(Metrics::new(&[connections], 1)))
     }
 
     /// On one thread without a pause, so that tokio has no chance to hear of the close.
