@@ -54,7 +54,7 @@ class FrontConfig(Struct, frozen=True, forbid_unknown_fields=True):
     write_timeout_s: Positive = 120.0
     """A client that takes no byte for so long loses its stream: its buffers are bounded, its patience is not."""
     connections_max: Count = 16384
-    """Connections beyond this are closed at once."""
+    """Connections beyond this are closed at once. Lowered at start to what the limit of open files carries."""
     expose_headers: bool = True
     """Add `x-warmfront-replica` and `x-warmfront-predicted-cached-tokens` to responses."""
     grace_s: Annotated[float, Meta(ge=0)] = 30.0
