@@ -50,7 +50,7 @@ async fn a_stream_passes_byte_for_byte_and_is_accounted() {
         "data: {\"choices\":[],\"usage\":{\"prompt_tokens\":50,\"completion_tokens\":2,\"prompt_tokens_details\":{\"cached_tokens\":48}}}\n\n",
         "data: [DONE]\n\n",
     ];
-    let (world, engine) = World::with(move |_| Act::Say(stream_reply(&events))).await;
+    let (world, _engine) = World::with(move |_| Act::Say(stream_reply(&events))).await;
     let answer = world.chat(CHAT_STREAM).await;
     assert!(answer.is_whole);
     assert_eq!(answer.text(), events.concat());
@@ -59,11 +59,8 @@ async fn a_stream_passes_byte_for_byte_and_is_accounted() {
     assert_eq!(finished[3..], [json!(0), json!(200), json!([50, 48, 2]), json!(3)]);
     assert_eq!(world.events("first_token").len(), 1);
     let metrics = world.metrics.render();
-    let replica = format!("http://{}", engine.address);
     for line in [
         "warmfront_requests_total{model=\"m\",outcome=\"finished\"} 1\n".to_owned(),
-        format!("warmfront_reported_cached_tokens_total{{replica=\"{replica}\"}} 48\n"),
-        format!("warmfront_cached_tokens_error_sum{{replica=\"{replica}\"}} 16\n"),
         "warmfront_ttft_seconds_count{model=\"m\"} 1\n".to_owned(),
         "warmfront_itl_seconds_count{model=\"m\"} 3\n".to_owned(),
         "warmfront_streams 0\n".to_owned(),
