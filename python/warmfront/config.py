@@ -54,7 +54,7 @@ class FrontConfig(Struct, frozen=True, forbid_unknown_fields=True):
     write_timeout_s: Positive = 120.0
     """A client that takes no byte for so long loses its stream: its buffers are bounded, its patience is not."""
     connections_max: Count = 16384
-    """Connections beyond this are closed at once."""
+    """Connections beyond this are closed at once. Lowered at start to what the limit of open files carries."""
     expose_headers: bool = True
     """Add `x-warmfront-replica` and `x-warmfront-predicted-cached-tokens` to responses."""
     grace_s: Annotated[float, Meta(ge=0)] = 30.0
@@ -420,6 +420,10 @@ def _parse_yaml(text: str) -> Any:
     return yaml.load(text, Loader=_Loader)
 
 
+def _in_one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
+
+
 def _file_layer(path: Path | None) -> list[tuple[str, dict[str, Any]]]:
     if path is None:
         return []
@@ -427,8 +431,10 @@ def _file_layer(path: Path | None) -> list[tuple[str, dict[str, Any]]]:
         content = _parse_yaml(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from error
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path} is not YAML: {error}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not text in UTF-8: {error.reason} at byte {error.start}") from error
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        raise ConfigError(f"{path} is not YAML: {_in_one_line(error)}") from error
     if content is None:
         return []
     if not isinstance(content, dict):
@@ -453,8 +459,8 @@ def _override_layer(text: str) -> tuple[str, dict[str, Any]]:
 def _nest(path: Sequence[str], text: str) -> dict[str, Any]:
     try:
         value: Any = _parse_yaml(text)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{'.'.join(path)}: {text!r} is not YAML: {error}") from error
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        raise ConfigError(f"{'.'.join(path)}: {text!r} is not YAML: {_in_one_line(error)}") from error
     for name in reversed(path):
         value = {name: value}
     assert isinstance(value, dict)

@@ -182,6 +182,22 @@ async def test_errors_have_the_shape_of_vllm(world: World, path: str, body: obje
     assert answer["error"]["message"].startswith(message)
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b'{"prompt": "\\ud800", "max_tokens": 1}',
+        b'{"prompt": "\xed\xa0\x80", "max_tokens": 1}',
+        b'{"prompt": "x", "unused": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+    ],
+    ids=["empty", "escaped half pair", "raw half pair", "deep"],
+)
+async def test_a_body_that_is_no_text_or_too_deep_is_the_clients_mistake(world: World, body: bytes) -> None:
+    async with aiohttp.ClientSession() as session, session.post(f"{world.url}/v1/completions", data=body) as response:
+        assert response.status == 400
+        assert (await response.json())["error"]["message"].startswith("the body is not JSON: ")
+
+
 async def test_unknown_paths_answer_as_fastapi_does(world: World) -> None:
     assert await world.post("/v1/nothing", {}) == (404, {"detail": "Not Found"})
 

@@ -22,8 +22,14 @@ use crate::error::CoreError;
 pub fn init(config: &LogConfig) -> Result<(), CoreError> {
     let level: LevelFilter =
         config.level.parse().map_err(|_| CoreError::Config(format!("log.level: unknown level {:?}", config.level)))?;
-    let subscriber =
-        tracing_subscriber::fmt().with_max_level(level).with_writer(std::io::stderr).event_format(JsonLine).finish();
+    // A record that cannot be written is lost. Its complaint would go to stderr too, and panic there: a closed pipe
+    // behind stderr would end the thread that listens to signals.
+    let subscriber = tracing_subscriber::fmt()
+        .with_max_level(level)
+        .with_writer(std::io::stderr)
+        .log_internal_errors(false)
+        .event_format(JsonLine)
+        .finish();
     if tracing::subscriber::set_global_default(subscriber).is_err() {
         tracing::debug!("a log subscriber is already installed");
     }
@@ -142,5 +148,22 @@ mod tests {
     fn an_unknown_level_is_named() {
         let error = init(&LogConfig { level: "loud".to_owned() }).unwrap_err();
         assert!(error.to_string().contains("loud"), "{error}");
+    }
+
+    /// Runs itself once more, with a stderr that nobody reads.
+    #[test]
+    fn a_log_that_nobody_reads_stops_nothing() {
+        const CHILD: &str = "WARMFRONT_TEST_LOGS_INTO_A_CLOSED_PIPE";
+        if std::env::var_os(CHILD).is_some() {
+            init(&LogConfig { level: "info".to_owned() }).unwrap();
+            tracing::warn!("lost");
+            return;
+        }
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let mut child = std::process::Command::new(std::env::current_exe().unwrap());
+        child.args(["--exact", "log::tests::a_log_that_nobody_reads_stops_nothing", "--nocapture"]);
+        let ended = child.env(CHILD, "1").stdout(std::process::Stdio::null()).stderr(writer).status().unwrap();
+        assert!(ended.success(), "{ended}");
     }
 }

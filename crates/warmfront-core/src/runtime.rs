@@ -18,7 +18,7 @@ use std::time::Duration;
 use arc_swap::ArcSwap;
 use bytes::Bytes;
 use parking_lot::Mutex;
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpSocket};
 use tokio::runtime::{Builder, Runtime};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{Notify, watch};
@@ -38,6 +38,9 @@ use crate::tokenize::{LoadOptions, SegmentCache, Tokenizer};
 
 /// How long [`Service::receive`] waits at a time; the deciding thread sees signals of its own language in between.
 const RECEIVE_WAIT: Duration = Duration::from_millis(500);
+/// Connections that may wait to be accepted. With the usual 128 a burst of clients overflows it while the thread decodes
+/// one large body, and who overflows waits a second for his next try. The kernel may cap it (`net.core.somaxconn`).
+const BACKLOG: u32 = 4096;
 /// How long the background may take to end after the front has.
 const END_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -207,9 +210,26 @@ fn no_threads(error: &std::io::Error) -> CoreError {
 }
 
 fn bind(runtime: &Runtime, address: &str) -> Result<TcpListener, CoreError> {
-    runtime
-        .block_on(TcpListener::bind(address))
-        .map_err(|source| CoreError::Listen { address: address.to_owned(), source })
+    runtime.block_on(listen(address)).map_err(|source| CoreError::Listen { address: address.to_owned(), source })
+}
+
+/// Listens at the first address that a name stands for and that can be bound.
+async fn listen(address: &str) -> std::io::Result<TcpListener> {
+    let mut last = std::io::Error::new(std::io::ErrorKind::InvalidInput, "the name stands for no address");
+    for candidate in tokio::net::lookup_host(address).await? {
+        match listen_at(candidate) {
+            Ok(listener) => return Ok(listener),
+            Err(error) => last = error,
+        }
+    }
+    Err(last)
+}
+
+fn listen_at(address: SocketAddr) -> std::io::Result<TcpListener> {
+    let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
+    socket.set_reuseaddr(true)?; // a restart does not wait for connections of the last run
+    socket.bind(address)?;
+    socket.listen(BACKLOG)
 }
 
 fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>, CoreError> {

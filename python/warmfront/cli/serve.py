@@ -10,6 +10,7 @@ from warmfront.cli.options import Options, configuration
 from warmfront.control import dialects
 from warmfront.errors import ConfigError
 from warmfront.obs import logs
+from warmfront.ports import preflight
 
 
 @click.command(name="serve")
@@ -24,7 +25,8 @@ def command(**options: Any) -> None:
         raise ConfigError("no servers: give --replica URL, or fleet.servers in the configuration file")
     dialects.validate(config.fleet)
     logs.configure(config.log.level)
+    preflight.check(config)
 
     from warmfront.ports.live import serve  # loads the core, which no other command needs
 
-    serve(config)
+    serve(preflight.within_descriptors(config))

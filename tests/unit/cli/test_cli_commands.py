@@ -52,6 +52,9 @@ def test_the_version_is_one_line() -> None:
         ("serve",),
         ("serve", "--replica", "http://a:1", "--set", "front.io_threads=0"),
         ("serve", "--replica", "not a url"),
+        ("serve", "--replica", "http://a:1", "--policy", "nope"),
+        ("serve", "--replica", "http://a:1", "--tokenizer", "/nowhere"),
+        ("serve", "--replica", "http://a:1", "--admin-listen", "203.0.113.1:1"),
         ("serve", "--set", "fleet.servers=[{url: 'http://a:1', engine: tgi}]"),
         ("config", "--set", "nothing=1"),
         ("config", "--config", "/nowhere/w.yaml"),
@@ -70,6 +73,20 @@ def test_an_error_is_one_clear_line_and_exit_code_2(arguments: tuple[str, ...]) 
     (line,) = [line for line in result.output.splitlines() if line.startswith("Error: ")]
     assert len(line) > len("Error: ") + 10
     assert "Traceback" not in result.output
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"fleet: [1,2", b"\xff\xfe\x00", b"log: \x00", b"[" * 5000, b"log: !!int x"],
+    ids=["cut", "no_utf_8", "control_character", "deep", "tag"],
+)
+def test_a_file_that_cannot_be_read_is_named_in_one_line(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "w.yaml"
+    path.write_bytes(content)
+    result = run("config", "--config", str(path))
+    assert result.exit_code == 2
+    (line,) = result.output.splitlines()
+    assert line.startswith(f"Error: {path} is not ")
 
 
 def test_config_prints_a_file_that_gives_the_same_configuration(tmp_path: Path) -> None:

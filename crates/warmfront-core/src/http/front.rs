@@ -22,6 +22,8 @@ use super::proxy::{self, Front};
 
 /// Pause after a failed accept: out of file descriptors, most likely, and trying at once would spin.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+/// Failed accepts between two lines in the log: one line per 10 s of a lasting shortage.
+const ACCEPT_FAILURES_PER_LINE: u64 = 200;
 /// Room in hyper's buffer beyond the header limit, so that an oversized header reaches us and gets a proper answer.
 const HEADER_BYTES_SLACK: usize = 8 * 1024;
 
@@ -62,6 +64,7 @@ pub async fn serve(listener: TcpListener, front: Arc<Front>, stop: Stop) {
     let mut connections = JoinSet::new();
     let mut sweep = tokio::time::interval(front.upstream.idle_timeout());
     let mut stopped = pin!(stop.wait());
+    let mut failures = 0_u64;
     loop {
         tokio::select! {
             biased;
@@ -72,12 +75,16 @@ pub async fn serve(listener: TcpListener, front: Arc<Front>, stop: Stop) {
             }
             accepted = listener.accept() => match accepted {
                 Ok((socket, _)) if connections.len() < connections_max => {
+                    failures = 0;
                     connections.spawn(serve_connection(socket, Arc::clone(&front), stop.clone()));
                     open.set(connections.len() as f64);
                 }
                 Ok(_) => {} // dropped, hence closed
                 Err(error) => {
-                    tracing::warn!("cannot accept a connection: {error}");
+                    if failures.is_multiple_of(ACCEPT_FAILURES_PER_LINE) {
+                        tracing::warn!("cannot accept a connection: {error}");
+                    }
+                    failures += 1;
                     tokio::time::sleep(ACCEPT_PAUSE).await;
                 }
             },

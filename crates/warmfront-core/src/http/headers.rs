@@ -3,8 +3,8 @@
 //! Hop-by-hop are the fixed set of RFC 9110 section 7.6.1 and every name that `Connection` lists. `Host`, the length and
 //! the framing are written anew for the next hop, `Expect` is answered here.
 
-use http::HeaderMap;
-use http::header::{CONNECTION, CONTENT_LENGTH, EXPECT, HOST, HeaderName, HeaderValue};
+use http::header::{CONNECTION, CONTENT_LENGTH, EXPECT, HOST, HeaderName, HeaderValue, TRANSFER_ENCODING};
+use http::{HeaderMap, StatusCode};
 use xxhash_rust::xxh3::xxh3_64;
 
 /// Longest `x-request-id` that is kept; longer ones are replaced.
@@ -26,9 +26,12 @@ pub(crate) fn for_engine(headers: &HeaderMap) -> HeaderMap {
     end_to_end(headers, |name| *name == HOST || *name == CONTENT_LENGTH || *name == EXPECT || *name == REQUEST_ID)
 }
 
-/// Headers of an answer as the client gets them. The length stays: the body passes unchanged.
-pub(crate) fn for_client(headers: &HeaderMap) -> HeaderMap {
-    end_to_end(headers, |name| *name == REQUEST_ID)
+/// Headers of an answer as the client gets them. The length stays, since the body passes unchanged, except where it says
+/// nothing about the body: beside `Transfer-Encoding`, which overrules it (passing it on would cut the body or let two
+/// answers be read as one), and in an answer that has none.
+pub(crate) fn for_client(status: StatusCode, headers: &HeaderMap) -> HeaderMap {
+    let is_length_void = status == StatusCode::NO_CONTENT || headers.contains_key(TRANSFER_ENCODING);
+    end_to_end(headers, |name| *name == REQUEST_ID || (is_length_void && *name == CONTENT_LENGTH))
 }
 
 fn end_to_end(headers: &HeaderMap, also_drop: impl Fn(&HeaderName) -> bool) -> HeaderMap {
@@ -126,14 +129,20 @@ mod tests {
             ("set-cookie", "a=1"),
             ("content-encoding", "gzip"),
             ("content-length", "9"),
-            ("transfer-encoding", "chunked"),
             ("keep-alive", "timeout=5"),
             ("set-cookie", "b=2"),
         ]);
         assert_eq!(
-            names(&for_client(&given)),
+            names(&for_client(StatusCode::OK, &given)),
             [("set-cookie", "a=1"), ("set-cookie", "b=2"), ("content-encoding", "gzip"), ("content-length", "9")]
         );
+    }
+
+    #[test]
+    fn a_length_that_does_not_measure_the_body_is_dropped() {
+        let both = headers(&[("content-length", "3"), ("transfer-encoding", "chunked"), ("x-a", "1")]);
+        assert_eq!(names(&for_client(StatusCode::OK, &both)), [("x-a", "1")]);
+        assert_eq!(for_client(StatusCode::NO_CONTENT, &headers(&[("content-length", "5")])), HeaderMap::new());
     }
 
     #[test]

@@ -124,6 +124,7 @@ impl Refused {
             FLEET_SATURATED => "All engines are busy. Try again later.",
             QUEUE_TIMEOUT => "The request waited too long for an engine.",
             NO_READY_REPLICA => "No engine is ready to serve this model.",
+            UPSTREAM_UNREACHABLE => "No engine could be reached.",
             _ => "The request was refused.",
         };
         Self { face, message: message.to_owned(), retry_after_s, end: End::Shed }
@@ -353,7 +354,7 @@ impl Journey<'_> {
         let account = self.account.take().expect("handed on once");
         note_dispatch(&account, choice, sent);
         let front = self.front;
-        let mut headers = headers::for_client(answered.headers());
+        let mut headers = headers::for_client(answered.status(), answered.headers());
         if front.config.expose_headers {
             set(&mut headers, headers::REPLICA, HeaderValue::try_from(replica.id.as_str()).ok());
             set(&mut headers, headers::PREDICTED, Some(HeaderValue::from(choice.cached_tokens)));
@@ -395,6 +396,7 @@ fn unreachable_engine(error: &UpstreamError) -> Refused {
     let (face, message) = match error {
         UpstreamError::FirstByteTimeout => (UPSTREAM_TIMEOUT, "The engine did not answer in time."),
         _ if error.is_before_sending() => (UPSTREAM_UNREACHABLE, "No engine could be reached."),
+        _ if error.is_nonsense() => (UPSTREAM_UNREACHABLE, "The engine's answer could not be understood."),
         _ => (UPSTREAM_UNREACHABLE, "The engine closed the connection without an answer."),
     };
     Refused::new(face, message, End::Failed)

@@ -3,25 +3,30 @@
 //! A connection has no task of its own. Whoever uses it polls hyper's driver together with the answer it waits for, so a
 //! chunk costs one wake-up, and dropping the user closes the socket, which is how an engine learns that its client left.
 //! Idle connections lie in a list and are looked at when taken: one that the engine closed is thrown away. A POST is sent
-//! at most once: only while not a byte of it has been written may another connection be tried.
+//! at most once: only while not a byte of it has been written may another connection be tried. An engine's close that
+//! is still on its way when the request is written is a 502: that the kernel took our bytes does not say whether the
+//! engine read them, and a prompt computed twice is worse than an error. The idle time-out lies below the engines' own
+//! (vLLM: 5 s) so that we are the ones who close.
 
 use std::collections::{HashMap, VecDeque};
 use std::future::Future;
 use std::io::{self, IoSlice};
+use std::mem::MaybeUninit;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::{Request, Response};
+use http::{Request, Response, StatusCode};
 use http_body::{Body as _, Frame, SizeHint};
 use http_body_util::Full;
 use hyper::body::Incoming;
 use hyper::client::conn::http1::{self, Connection, SendRequest};
 use hyper_util::rt::TokioIo;
 use parking_lot::Mutex;
+use socket2::SockRef;
 use thiserror::Error;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
@@ -53,6 +58,9 @@ pub(crate) enum UpstreamError {
     NoAnswer,
     #[error("no answer in time")]
     FirstByteTimeout,
+    /// Status 101. Nobody asked for another protocol, and what follows is not HTTP.
+    #[error("the engine switched protocols unasked")]
+    Switched,
 }
 
 impl UpstreamError {
@@ -70,6 +78,16 @@ impl UpstreamError {
             Self::Broken(_) => "broken",
             Self::NoAnswer => "no_answer",
             Self::FirstByteTimeout => "first_byte_timeout",
+            Self::Switched => "switched_protocols",
+        }
+    }
+
+    /// Whether the engine did answer, but not in HTTP as we read it.
+    pub(crate) fn is_nonsense(&self) -> bool {
+        match self {
+            Self::Broken(error) => error.is_parse(),
+            Self::Switched => true,
+            _ => false,
         }
     }
 }
@@ -152,7 +170,7 @@ impl Upstream {
         let now = Instant::now();
         loop {
             let (mut link, since) = server.idle.lock().pop_back()?;
-            if now.duration_since(since) < self.idle_timeout() && link.is_alive() {
+            if now.duration_since(since) < self.idle_timeout() && link.is_still_alive() {
                 return Some(link);
             }
         }
@@ -166,13 +184,15 @@ impl Upstream {
         };
         socket.set_nodelay(true).map_err(UpstreamError::Connect)?;
         let written = Arc::new(AtomicU64::new(0));
-        let socket = Counted { socket, written: Arc::clone(&written), open: OpenCount::new(&server.open) };
+        let look = Arc::new(AtomicBool::new(false));
+        let open = OpenCount::new(&server.open);
+        let socket = Counted { socket, written: Arc::clone(&written), look: Arc::clone(&look), open };
         let (sender, driver) = http1::Builder::new()
             .max_buf_size(BUFFER_BYTES_MAX)
             .handshake(TokioIo::new(socket))
             .await
             .map_err(|_| UpstreamError::Unsent)?;
-        Ok(Link { sender, driver, written, quiet: Quiet::new(), server: Arc::clone(server) })
+        Ok(Link { sender, driver, written, look, quiet: Quiet::new(), server: Arc::clone(server) })
     }
 
     async fn send(
@@ -185,6 +205,9 @@ impl Upstream {
             Ok(answered) => answered?,
             Err(_elapsed) => return Err(UpstreamError::FirstByteTimeout),
         };
+        if response.status() == StatusCode::SWITCHING_PROTOCOLS {
+            return Err(UpstreamError::Switched);
+        }
         let (parts, incoming) = response.into_parts();
         let length = incoming.size_hint().exact();
         Ok((Response::from_parts(parts, ()), Exchange { link: Some(link), incoming, length }))
@@ -196,6 +219,8 @@ struct Link {
     sender: SendRequest<Full<Bytes>>,
     driver: Connection<TokioIo<Counted>, Full<Bytes>>,
     written: Arc<AtomicU64>,
+    /// Whether the socket asks the kernel itself.
+    look: Arc<AtomicBool>,
     quiet: Quiet,
     server: Arc<Server>,
 }
@@ -207,7 +232,15 @@ impl std::fmt::Debug for Link {
 }
 
 impl Link {
-    /// Looks at the socket once: an idle connection that the engine closed is not taken.
+    /// As `is_alive`, for a connection that has lain idle: also notices a close that tokio has not heard of yet.
+    fn is_still_alive(&mut self) -> bool {
+        self.look.store(true, Ordering::Relaxed);
+        let is_alive = self.is_alive();
+        self.look.store(false, Ordering::Relaxed);
+        is_alive
+    }
+
+    /// Polls the connection once: one that the engine closed ends.
     fn is_alive(&mut self) -> bool {
         let mut cx = Context::from_waker(Waker::noop());
         Pin::new(&mut self.driver).poll(&mut cx).is_pending() && self.sender.is_ready()
@@ -328,6 +361,7 @@ impl Drop for OpenCount {
 struct Counted {
     socket: TcpStream,
     written: Arc<AtomicU64>,
+    look: Arc<AtomicBool>,
     #[allow(dead_code, reason = "held for its drop")]
     open: OpenCount,
 }
@@ -341,9 +375,22 @@ impl Counted {
     }
 }
 
+impl Counted {
+    /// Asks the kernel: tokio's answer is as old as the last time its thread waited for events.
+    fn look(&self) -> Poll<io::Result<()>> {
+        match SockRef::from(&self.socket).peek(&mut [MaybeUninit::uninit()]) {
+            Ok(0) => Poll::Ready(Ok(())), // closed; the empty read says so
+            Ok(_) => Poll::Ready(Err(io::Error::new(io::ErrorKind::InvalidData, "an answer that nobody asked for"))),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Poll::Pending,
+            Err(error) => Poll::Ready(Err(error)),
+        }
+    }
+}
+
 impl AsyncRead for Counted {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.socket).poll_read(cx, buffer)
+        let result = Pin::new(&mut self.socket).poll_read(cx, buffer);
+        if result.is_pending() && self.look.load(Ordering::Relaxed) { self.look() } else { result }
     }
 }
 
@@ -372,5 +419,57 @@ impl AsyncWrite for Counted {
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.socket).poll_shutdown(cx)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read as _, Write as _};
+
+    use super::*;
+    use crate::config::{MetricConfig, MetricKind};
+
+    fn upstream() -> Upstream {
+        let config = UpstreamConfig {
+            connect_timeout_s: 2.0,
+            first_byte_timeout_s: 10.0,
+            idle_connections_per_server: 1,
+            idle_timeout_s: 60.0,
+        };
+        let connections = MetricConfig {
+            name: "warmfront_upstream_connections".into(),
+            kind: MetricKind::Gauge,
+            help: String::new(),
+            labels: vec!["replica".into()],
+            buckets: vec![],
+        };
+        Upstream::new(config, Arc::new(Metrics::new(&[connections], 1)))
+    }
+
+    /// On one thread without a pause, so that tokio has no chance to hear of the close.
+    #[tokio::test]
+    async fn a_close_that_tokio_has_not_heard_of_is_noticed() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let authority = listener.local_addr().unwrap().to_string();
+        let engine = std::thread::spawn(move || {
+            let (mut socket, _) = listener.accept().unwrap();
+            assert!(socket.read(&mut [0; 1024]).unwrap() > 0);
+            socket.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}").unwrap();
+            socket
+        });
+        let upstream = upstream();
+        let request = || Request::get("/").body(Full::default()).unwrap();
+        let (_, mut exchange) = upstream.exchange(&authority, request).await.unwrap();
+        let body = std::future::poll_fn(|cx| exchange.poll_frame(cx)).await.unwrap().unwrap();
+        assert_eq!(body.into_data().unwrap(), "{}");
+        exchange.done();
+        let server = upstream.server(&authority);
+        upstream.idle_link(&server).expect("it is alive").put_back();
+        drop(engine.join().unwrap());
+        let start = std::time::Instant::now();
+        while let Some(link) = upstream.idle_link(&server) {
+            assert!(start.elapsed() < Duration::from_secs(5), "the close is not noticed");
+            link.put_back();
+        }
     }
 }

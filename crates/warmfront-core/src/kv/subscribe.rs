@@ -273,9 +273,16 @@ impl Subscription {
     }
 
     fn count_malformed(&self, reason: &str) {
-        self.watched.state.lock().malformed += 1;
+        let count = {
+            let mut state = self.watched.state.lock();
+            state.malformed += 1;
+            state.malformed
+        };
         self.watched.meter.add("warmfront_kv_malformed_total", &[&self.watched.replica], 1);
-        tracing::warn!(replica = self.watched.replica, reason, "a KV event message is malformed");
+        if count.is_power_of_two() {
+            // A publisher that we cannot read sends thousands a second, all for the same reason.
+            tracing::warn!(replica = self.watched.replica, reason, count, "a KV event message is malformed");
+        }
     }
 
     fn count_replay(&self, input: &Input) {

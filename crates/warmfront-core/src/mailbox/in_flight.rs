@@ -92,7 +92,13 @@ impl InFlight {
     }
 
     /// Sets how the request ends; reported when this value is dropped.
+    ///
+    /// What an engine refused it has not computed, so its prediction goes at once: without events it would stand for
+    /// minutes, and an engine that fails every request at once would look both idle and warm.
     pub fn ends(&mut self, outcome: Outcome) {
+        if matches!(outcome, Outcome::Finished { status: 400.., .. }) {
+            self.table.withdrawn(self.id);
+        }
         self.outcome = outcome;
     }
 

@@ -1,16 +1,21 @@
 //! The queues: bounds, waking, time, and the guard's promise of exactly one end.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use arc_swap::ArcSwap;
 use bytes::Bytes;
 use serde_json::Value;
 
 use super::{Basis, Decision, Event, Full, InFlight, Mailbox, Outcome, Received, RequestFacts, Route};
+use crate::block::{BlockExtras, SeqHash};
 use crate::clock::Clock;
 use crate::config::{MetricConfig, MetricKind, QueueConfig};
 use crate::error::FLEET_SATURATED;
+use crate::fleet::{FleetView, Pool, Replica, ReplicaUpdate, Tokens};
+use crate::index::{Feed, Index, IndexOptions};
 use crate::metrics::Metrics;
 use crate::requests::{Prompt, RequestTable};
 
@@ -63,6 +68,53 @@ fn table() -> Arc<RequestTable> {
 
 fn enter(mailbox: &Arc<Mailbox>, table: &Arc<RequestTable>) -> InFlight {
     InFlight::enter(mailbox, table, facts(mailbox.next_id()), Arc::new(Prompt::default())).unwrap()
+}
+
+/// A table over one pool `p` with one replica, and the replica's index.
+fn table_with_index() -> (Arc<RequestTable>, Arc<Index>) {
+    let index = Arc::new(Index::new(IndexOptions::default()));
+    index.add_slot(0, Feed::Approximate, None);
+    let replica = Replica {
+        slot: 0,
+        id: "a".into(),
+        authority: String::new(),
+        rank: None,
+        headers: http::HeaderMap::new(),
+        ready: true,
+        block_size: 16,
+        feed: Feed::Approximate,
+        events: Arc::default(),
+        update: ReplicaUpdate::default(),
+    };
+    let pool = Pool {
+        name: "p".into(),
+        models: BTreeMap::new(),
+        model_cards: vec![],
+        tokens: Tokens::Exact,
+        tokenizer: None,
+        replicas: vec![Some(Arc::new(replica))],
+        block_sizes: vec![16],
+        indexes: BTreeMap::from([(16, Arc::clone(&index))]),
+    };
+    let view = FleetView { pools: vec![Arc::new(pool)], ..FleetView::default() };
+    (Arc::new(RequestTable::new(Arc::new(ArcSwap::from_pointee(view)), Clock::start())), index)
+}
+
+#[test]
+fn what_an_engine_refused_is_not_predicted_to_be_there() {
+    let mailbox = mailbox(10, 0.0);
+    for (status, held) in [(200, 4), (399, 4), (400, 0), (503, 0)] {
+        let (table, index) = table_with_index();
+        let hashes: Arc<[SeqHash]> = index.hasher().chain(&[7; 64], &BlockExtras::default()).into();
+        let prompt = Prompt { pool: "p".into(), hashes: vec![(16, Arc::clone(&hashes))], ..Prompt::default() };
+        let id = mailbox.next_id();
+        let mut flight = InFlight::enter(&mailbox, &table, facts(id), Arc::new(prompt)).unwrap();
+        table.dispatched(id, 0).unwrap();
+        flight.ends(Outcome::Finished { slot: 0, status, usage: None, chunks: 0 });
+        drop(flight);
+        let overlap = index.overlap(&hashes, 0.0);
+        assert_eq!((overlap.active, overlap.device), (vec![0], vec![held]), "status {status}");
+    }
 }
 
 fn received(mailbox: &Mailbox, wait: Duration) -> Vec<Vec<Value>> {

@@ -92,6 +92,25 @@ async fn a_request_that_was_sent_is_never_sent_again() {
 }
 
 #[tokio::test]
+async fn an_answer_that_is_not_http_is_a_502_and_the_connection_serves_on() {
+    for nonsense in [
+        "HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: x\r\n\r\nHTTP/1.1 200 OK\r\n",
+        "\0garbage\r\n\r\n",
+        "HTTP/1.1 200 OK\r\ncontent-length: 8\r\ncontent-length: 9\r\n\r\n12345678",
+    ] {
+        let (world, _engine) = World::with(move |_| Act::Say(say(nonsense))).await;
+        let mut client = world.client().await;
+        for _ in 0..2 {
+            client.send(post("/v1/chat/completions", CHAT)).await;
+            let answer = client.answer().await;
+            assert_eq!((answer.status, answer.json()["error"]["code"].as_str()), (502, Some("upstream_unreachable")));
+            assert!(answer.text().contains("could not be understood"), "{}", answer.text());
+        }
+        world.expect_ends(&["failed", "failed"]).await;
+    }
+}
+
+#[tokio::test]
 async fn an_idle_connection_that_the_engine_closed_is_not_used() {
     let (world, engine) = World::with(|_| Act::SayAndClose(json_reply("{}"))).await;
     let mut client = world.client().await;

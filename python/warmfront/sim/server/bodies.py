@@ -53,9 +53,12 @@ async def body_of(request: web.Request) -> Body:
     Raises:
         InvalidRequestError: There is none.
     """
+    raw = await request.read()
     try:
-        body = json.loads(await request.read())
-    except ValueError as error:
+        body = json.loads(raw)
+        if b"\\u" in raw or b"\xed" in raw:  # the two ways to write half of a surrogate pair, which is no text
+            json.dumps(body, ensure_ascii=False).encode()
+    except (ValueError, RecursionError) as error:
         raise InvalidRequestError(f"the body is not JSON: {error}") from error
     if not isinstance(body, dict):
         raise InvalidRequestError("the body must be a JSON object")
