@@ -37,11 +37,12 @@ def ask(admin: str, path: str, body: bytes | None = None) -> dict[str, Any]:
         raise AdminError(_message(error)) from error
     except (OSError, ValueError) as error:
         reason = getattr(error, "reason", error)
-        raise AdminError(f"cannot ask {url}: {reason}; is the router running, and is --admin right?") from error
+        said = getattr(reason, "strerror", None) or reason
+        raise AdminError(f"cannot ask {url}: {said}; is the router running, and is --admin right?") from error
 
 
 def _message(error: urllib.error.HTTPError) -> str:
     try:
         return str(msgspec.json.decode(error.read(), type=dict[str, dict[str, Any]])["error"]["message"])
     except (msgspec.DecodeError, KeyError):
-        return f"{error.url} answers {error.code}"
+        return f"{error.url} answers {error.code}; is --admin the address of the admin API?"
