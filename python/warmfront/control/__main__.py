@@ -27,7 +27,10 @@ logger = logging.getLogger("warmfront.control")
 @click.option("--socket", type=click.Path(path_type=Path), required=True, help="Unix socket of the data process.")
 def main(config_path: Path, socket: Path) -> None:
     """Run the control process."""
-    config = msgspec.json.decode(config_path.read_bytes(), type=Config)
+    try:
+        config = msgspec.json.decode(config_path.read_bytes(), type=Config)
+    except (OSError, msgspec.DecodeError) as error:
+        raise click.ClickException(f"cannot read {config_path}: {error}") from error
     logs.configure(config.log.level)
     try:
         asyncio.run(run(config, socket))

@@ -1,7 +1,9 @@
 """Keeps the set of probes, and tells the core the fleet whenever it is another one.
 
 Changes of substance go out at once; load figures alone at most twice per probe interval, since each server reports its
-own at its own moment. The update always carries the whole fleet, so a lost one heals with the next.
+own at its own moment. The update always carries the whole fleet, so a lost one heals with the next. After a
+restart of this process the core still has a fleet: the first update then waits until every server was asked once, since
+one that lacks the servers nobody has asked yet would take them away.
 """
 
 from __future__ import annotations
@@ -75,17 +77,23 @@ class FleetKeeper:
         self._degraded: list[str] = []
         self._changed = asyncio.Event()
         self._checked: dict[str, bytes] = {}
+        self._asked: set[str] = set()
 
     @property
     def facts(self) -> list[ServerFacts]:
         """Facts of all servers, in the order of discovery."""
         return [probe.facts for probe in self._probes.values()]
 
-    async def run(self, discovery: Discovery) -> None:
-        """Follow `discovery`, probe, report; until cancelled."""
+    async def run(self, discovery: Discovery, *, core_has_fleet: bool = False) -> None:
+        """Follow `discovery`, probe, report; until cancelled.
+
+        Args:
+            discovery: Tells the servers.
+            core_has_fleet: Report nothing before every server was asked once.
+        """
         assert self._send is not None, "run needs somebody to report to"
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._report(self._send))
+            tasks.create_task(self._report(self._send, core_has_fleet=core_has_fleet))
             tasks.create_task(self._verify())
             async for servers in discovery.servers():
                 self._follow(servers, tasks)
@@ -109,6 +117,7 @@ class FleetKeeper:
             del self._probes[url]
             self.checks.pop(url, None)
             self._checked.pop(url, None)
+            self._asked.discard(url)
         for url, server in wanted.items():
             if url not in self._probes:
                 self._probes[url] = self._probe(server)
@@ -126,16 +135,19 @@ class FleetKeeper:
         )
 
     def _take_note(self, before: ServerFacts, after: ServerFacts) -> None:
+        self._asked.add(after.server.url)
         _log_change(before, after)
         self._changed.set()
 
-    async def _report(self, send: Callable[[FleetUpdate], Awaitable[None]]) -> None:
+    async def _report(self, send: Callable[[FleetUpdate], Awaitable[None]], *, core_has_fleet: bool) -> None:
         """Send an update whenever one is due."""
         sent: FleetUpdate | None = None
         sent_s = self._clock.now_s()
         while True:
             await self._changed.wait()
             self._changed.clear()
+            if core_has_fleet and sent is None and not self._asked.issuperset(self._probes):
+                continue
             self._rebuild()
             age_s = self._clock.now_s() - sent_s
             is_urgent = sent is None or _without_load(self.update) != _without_load(sent)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import struct
 from pathlib import Path
 
@@ -18,6 +19,8 @@ from msgspec import Struct
 
 from warmfront.errors import OverloadedError, WarmfrontError
 from warmfront.types import FleetState, FleetUpdate
+
+logger = logging.getLogger(__name__)
 
 FRAME_BYTES_MAX = 128 * 1024 * 1024
 """A longer frame means that the two sides do not speak one language; the largest honest one holds a request body."""
@@ -101,6 +104,7 @@ class Link:
         """Wrap an open connection; use `connect`."""
         self.hello: Hello | None = None
         self.state: FleetState | None = None
+        self._told = asyncio.Event()
         self._reader = reader
         self._writer = writer
         self._numbers = itertools.count(1)
@@ -133,6 +137,15 @@ class Link:
         finally:
             for waiting in self._waiting.values():
                 waiting.cancel()
+
+    async def first_state(self, *, timeout_s: float) -> FleetState | None:
+        """Wait for the fleet that the core has now; `None` when it does not tell in time. `read` must be running."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._told.wait()
+        except TimeoutError:
+            logger.warning("the data process does not tell its fleet within %g s", timeout_s)
+        return self.state
 
     async def send_fleet(self, update: FleetUpdate) -> None:
         """Tell the core the fleet; returns when the socket has taken it."""
@@ -172,6 +185,7 @@ class Link:
             self.hello = frame
         elif isinstance(frame, State):
             self.state = frame.state
+            self._told.set()
         elif frame is not None and (waiting := self._waiting.get(frame.id)) is not None and not waiting.done():
             waiting.set_result(frame)
 

@@ -24,6 +24,9 @@ CONNECTIONS_PER_SERVER = 4
 KEEP_ALIVE_S = 4.0
 """Below the 5 s after which vLLM's HTTP server closes an idle connection."""
 
+FIRST_STATE_TIMEOUT_S = 2.0
+"""The core tells its fleet as soon as the link is open."""
+
 
 async def run(config: Config, socket: Path) -> None:
     """Do everything until the data process says stop or has gone.
@@ -38,14 +41,21 @@ async def run(config: Config, socket: Path) -> None:
         fleet = FleetKeeper(config, http=http, clock=MonotonicClock(), send=link.send_fleet)
         runner = web.AppRunner(Admin(config, link=link, fleet=fleet).application(), access_log=None)
         await _listen(runner, config.control.admin_listen)
-        work = asyncio.create_task(fleet.run(StaticDiscovery(config.fleet)))
+        reading = asyncio.create_task(link.read())
+        work = asyncio.create_task(_keep(fleet, link, config))
         try:
-            await _first_of(asyncio.create_task(link.read()), work, _termination())
+            await _first_of(reading, work, _termination())
         finally:
             work.cancel()
             await asyncio.gather(work, return_exceptions=True)
             await runner.cleanup()
             await link.close()
+
+
+async def _keep(fleet: FleetKeeper, link: Link, config: Config) -> None:
+    state = await link.first_state(timeout_s=FIRST_STATE_TIMEOUT_S)
+    has_fleet = state is not None and bool(state.pools)
+    await fleet.run(StaticDiscovery(config.fleet), core_has_fleet=has_fleet)
 
 
 async def _listen(runner: web.AppRunner, address: str) -> None:

@@ -13,11 +13,11 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
+from support.service import Service
 
 from .engine import Engine
 from .mirror import Mirror
 from .router import Router
-from .service import Service
 
 ROOT = Path(__file__).parents[3]
 ENVIRONMENT_TIMEOUT_S = 3600.0

@@ -8,7 +8,7 @@ import re
 import urllib.request
 from pathlib import Path
 
-from .service import Service, free_port
+from support.service import Service, free_port
 
 BLOCK_SIZE = 128
 """Tokens in a block of vLLM's CPU backend."""

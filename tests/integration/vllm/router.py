@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from . import wire
+from support import wire
+from support.service import Service, free_port, wait_for
+
 from .mirror import Mirror
-from .service import Service, free_port, wait_for
 
 CATCH_UP_TIMEOUT_S = 10.0
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from support import wire
 
-from . import wire
 from .engine import BLOCK_SIZE, MODEL, Engine
 from .mirror import Mirror
 from .shapes import SHAPES, Shape

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
+from support import wire
 
-from . import wire
 from .engine import MODEL, Engine
 from .mirror import Mirror
 from .router import Router

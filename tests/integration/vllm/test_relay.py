@@ -9,12 +9,12 @@ from contextlib import closing
 from typing import Any
 
 import pytest
+from support import wire
+from support.service import wait_for
 
-from . import wire
 from .engine import MODEL, Engine
 from .recorder import Recorder, recording
 from .router import Router
-from .service import wait_for
 from .shapes import CHAT, COMPLETIONS, MESSAGES, RESPONSES, prose, user
 
 ABORT_TIMEOUT_S = 1.0

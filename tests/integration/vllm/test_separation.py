@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from . import wire
+from support import wire
+
 from .engine import ADAPTERS, MODEL, Engine
 from .mirror import Mirror
 from .router import Router

@@ -9,12 +9,12 @@ from contextlib import closing
 from typing import Any
 
 import pytest
+from support import wire
+from support.service import wait_for
 
-from . import wire
 from .engine import BLOCK_SIZE, MODEL, Engine
 from .mirror import Mirror
 from .router import Router
-from .service import wait_for
 from .shapes import CHAT, COMPLETIONS, prose, token_ids, user
 
 PROMPTS = 10

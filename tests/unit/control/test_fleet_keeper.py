@@ -52,8 +52,10 @@ async def run(http: aiohttp.ClientSession) -> AsyncIterator[Run]:
         async def send(update: FleetUpdate) -> None:
             updates.append(update)
 
+        core_has_fleet = options.pop("core_has_fleet", False)
         keeper = FleetKeeper(config, http=http, clock=MonotonicClock(), send=send, seed=1, **options)
-        tasks.append(asyncio.create_task(keeper.run(discovery or StaticDiscovery(config.fleet))))
+        work = keeper.run(discovery or StaticDiscovery(config.fleet), core_has_fleet=core_has_fleet)
+        tasks.append(asyncio.create_task(work))
         return Running(keeper, updates)
 
     yield start
@@ -75,6 +77,17 @@ async def test_a_slow_server_delays_no_other(engine_server: Start, run: Run) -> 
     running = run(slow, fast)
     await until(lambda: running.updates and running.ready() == [fast.url])
     assert f"{slow.url}: not yet probed" in running.last.degraded
+
+
+async def test_a_fleet_that_the_core_has_is_not_replaced_before_all_were_asked(engine_server: Start, run: Run) -> None:
+    slow, fast = await engine_server(), await engine_server()
+    slow.hold = asyncio.Event()
+    running = run(slow, fast, core_has_fleet=True)
+    await until(lambda: any(facts.ready for facts in running.keeper.facts))
+    assert running.updates == []
+    slow.hold.set()
+    await until(lambda: running.updates)
+    assert sorted(running.ready()) == sorted([slow.url, fast.url])
 
 
 async def test_a_lost_server_is_told_and_so_is_its_return(engine_server: Start, run: Run) -> None:
