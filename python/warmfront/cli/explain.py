@@ -11,6 +11,7 @@ from rich.table import Table
 
 from warmfront.cli import client, options
 from warmfront.cli.output import number, show, show_json, table
+from warmfront.config import PolicyConfig
 
 
 @click.command(name="explain")
@@ -33,7 +34,8 @@ def command(file: BinaryIO, admin: str, path: str, factors: bool, as_json: bool)
         show("", _costs(explanation))
     if factors:
         show("", _factors(explanation))
-    show("", "▶ the choice; where there are costs, the smallest total of those that are ready")
+    if explanation["policy"] == PolicyConfig().name:
+        show("", "▶ the choice: the smallest total of those that are ready")
 
 
 def _headline(explanation: Mapping[str, Any]) -> str:

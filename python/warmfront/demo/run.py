@@ -51,30 +51,32 @@ async def run_demo(options: DemoOptions, console: Console, clock: Clock) -> None
         f"{turns} requests in {len(conversations)} conversations, {options.rate:g} conversations/s, seed {options.seed}"
     )
     summaries: list[tuple[str, Summary]] = []
-    for policy in options.policies:
-        console.print(f"starting {options.engines} engines and the router with policy {policy}")
-        is_kept = options.keep and policy == options.policies[-1]
-        cold = running_fleet(
-            engines=options.engines,
-            policy=policy,
-            seed=options.seed,
-            logs=logs,
-            clock=clock,
-            ports=DEFAULT_PORTS if is_kept else ANY_PORTS,
-        )
-        async with cold as fleet:
-            progress = Progress(planned=turns)
-            async with shown(console, policy, progress):
-                await run_load(
-                    [fleet.router], model=MODEL_NAME, conversations=conversations, progress=progress, clock=clock
-                )
-            summaries.append((policy, summarise(progress)))
-            _check(progress, console, logs)
-            if policy == options.policies[-1]:
-                console.print(table(summaries, engines=options.engines))
-                await _look_around(options, console, fleet, _sample(conversations, logs))
-    if not any(summary.errors for _policy, summary in summaries):
-        shutil.rmtree(logs)
+    try:
+        for policy in options.policies:
+            console.print(f"starting {options.engines} engines and the router with policy {policy}")
+            is_last = len(summaries) == len(options.policies) - 1
+            cold = running_fleet(
+                engines=options.engines,
+                policy=policy,
+                seed=options.seed,
+                logs=logs,
+                clock=clock,
+                ports=DEFAULT_PORTS if options.keep and is_last else ANY_PORTS,
+            )
+            async with cold as fleet:
+                progress = Progress(planned=turns)
+                async with shown(console, policy, progress):
+                    await run_load(
+                        [fleet.router], model=MODEL_NAME, conversations=conversations, progress=progress, clock=clock
+                    )
+                summaries.append((policy, summarise(progress)))
+                _check(progress, console, logs)
+                if is_last:
+                    console.print(table(summaries, engines=options.engines))
+                    await _look_around(options, console, fleet, _sample(conversations, logs))
+    finally:  # also when Ctrl-C ends a kept fleet
+        if len(summaries) == len(options.policies) and not any(summary.errors for _policy, summary in summaries):
+            shutil.rmtree(logs)
 
 
 def _check(progress: Progress, console: Console, logs: Path) -> None:
@@ -89,9 +91,10 @@ def _check(progress: Progress, console: Console, logs: Path) -> None:
 
 def _sample(conversations: Sequence[Conversation], logs: Path) -> Path:
     """Write one of the requests that were sent, a system prompt with a question, beside the logs."""
-    one = next((each for each in conversations if each.system is not None), conversations[0])
-    system = [] if one.system is None else [{"role": "system", "content": one.system}]
-    messages = [*system, {"role": "user", "content": one.turns[0]}]
+    one = next((each for each in conversations if each.system is not None), None)
+    messages = [{"role": "user", "content": one.turns[0] if one else "What is a warm front?"}]
+    if one:
+        messages.insert(0, {"role": "system", "content": one.system or ""})
     path = logs / "request.json"
     path.write_text(json.dumps({"model": MODEL_NAME, "messages": messages, "max_tokens": 16}), encoding="utf-8")
     return path
