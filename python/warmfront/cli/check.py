@@ -8,10 +8,8 @@ from typing import Any
 
 import click
 
-from warmfront.cli.options import Options, configuration
+from warmfront.cli.options import Options, configuration, require_servable
 from warmfront.config import Config
-from warmfront.control import dialects
-from warmfront.errors import ConfigError
 from warmfront.types import FleetUpdate
 
 
@@ -24,9 +22,7 @@ def command(**options: Any) -> None:
     work; 2: the configuration is wrong.
     """
     config, _ = Options(**options).load()
-    if not config.fleet.servers:
-        raise ConfigError("no servers: give --replica URL, or fleet.servers in the configuration file")
-    dialects.validate(config.fleet)
+    require_servable(config)
     logging.getLogger("warmfront").addHandler(logging.NullHandler())  # what is logged is printed below, in order
     update = asyncio.run(_look(config))
     click.echo("\n".join(lines(update)))

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from warmfront.errors import WarmfrontError
+from warmfront.errors import PathNotFoundError, WarmfrontError
 
 TIMEOUT_S = 30.0
 
@@ -37,11 +37,15 @@ def ask(admin: str, path: str, body: bytes | None = None) -> dict[str, Any]:
         raise AdminError(_message(error)) from error
     except (OSError, ValueError) as error:
         reason = getattr(error, "reason", error)
-        raise AdminError(f"cannot ask {url}: {reason}; is the router running, and is --admin right?") from error
+        said = getattr(reason, "strerror", None) or reason
+        raise AdminError(f"cannot ask {url}: {said}; is the router running, and is --admin right?") from error
 
 
 def _message(error: urllib.error.HTTPError) -> str:
     try:
-        return str(msgspec.json.decode(error.read(), type=dict[str, dict[str, Any]])["error"]["message"])
+        told = msgspec.json.decode(error.read(), type=dict[str, dict[str, Any]])["error"]
+        if told.get("code") != PathNotFoundError.code:  # the clients' port of a router knows no admin path
+            return str(told["message"])
     except (msgspec.DecodeError, KeyError):
-        return f"{error.url} answers {error.code}"
+        pass
+    return f"{error.url} answers {error.code}; is --admin the address of the admin API?"

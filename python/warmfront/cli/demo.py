@@ -26,7 +26,11 @@ TERMINATED = 130
 @click.option("--baseline", default="round_robin", show_default=True, help="Policy of the first phase.")
 @click.option("--policy", default=PolicyConfig().name, show_default=True, help="Policy of the second phase.")
 @click.option("--seed", default=1, show_default=True, help="Seed of the traffic.")
-@click.option("--keep", is_flag=True, help="Leave the second fleet running and print commands to look around.")
+@click.option(
+    "--keep",
+    is_flag=True,
+    help="Leave the second fleet running, on ports 8080 and 8081 if free, and print commands to look around.",
+)
 def command(seconds: float, rate: float, engines: int, baseline: str, policy: str, seed: int, keep: bool) -> None:
     """Start embedded engines and the router, send the same traffic under two policies, print one table."""
     options = DemoOptions(

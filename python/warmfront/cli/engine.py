@@ -15,10 +15,14 @@ from warmfront.sim.server.publisher import EventSocketError, PublisherConfig
 from warmfront.sim.server.service import Service, serve_until_signal
 from warmfront.sim.tokens import MODEL_DIRECTORY
 
+POSITIVE = click.IntRange(min=1)
+
 
 @click.command("engine", short_help="Run an OpenAI-compatible engine server without a GPU.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option("--port", default=8000, show_default=True, help="Port; 0 takes a free one.")
+@click.option(
+    "--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="Port; 0 takes a free one."
+)
 @click.option("--preset", "preset_name", type=click.Choice(sorted(PRESETS)), default="demo", show_default=True,
               help="Model and GPU whose speed and KV cache size to take.")  # fmt: skip
 @click.option("--speed", type=click.FloatRange(min=0, min_open=True), default=1.0, show_default=True,
@@ -27,19 +31,35 @@ from warmfront.sim.tokens import MODEL_DIRECTORY
     "--served-model-name", "names", multiple=True, help="Name clients use; repeatable, the first is answered."
 )
 @click.option("--lora-modules", "adapters", multiple=True, metavar="NAME=PATH", help="LoRA adapter; repeatable.")
-@click.option("--block-size", default=16, show_default=True, help="Tokens a KV block.")
-@click.option("--num-gpu-blocks-override", "blocks", type=int, help="KV blocks; default from the preset.")
-@click.option("--max-model-len", default=8192, show_default=True, help="Prompt and answer together, in tokens.")
-@click.option("--max-num-seqs", type=int, help="Sequences in one step; default from the preset.")
-@click.option("--max-num-batched-tokens", type=int, help="Tokens in one step; default from the preset.")
-@click.option("--max-num-queued-reqs", type=int, help="Answer 503 beyond this many waiting; default: never.")
+@click.option("--block-size", type=POSITIVE, default=16, show_default=True, help="Tokens a KV block.")
+@click.option(
+    "--num-gpu-blocks-override", "blocks", type=click.IntRange(min=2), help="KV blocks; default from the preset."
+)
+@click.option(
+    "--max-model-len", type=POSITIVE, default=8192, show_default=True, help="Prompt and answer together, in tokens."
+)
+@click.option("--max-num-seqs", type=POSITIVE, help="Sequences in one step; default from the preset.")
+@click.option("--max-num-batched-tokens", type=POSITIVE, help="Tokens in one step; default from the preset.")
+@click.option(
+    "--max-num-queued-reqs", type=click.IntRange(min=0), help="Answer 503 beyond this many waiting; default: never."
+)
 @click.option("--kv-events/--no-kv-events", default=True, show_default=True, help="Publish KV events over ZMQ.")
 @click.option(
-    "--kv-events-endpoint", default="tcp://127.0.0.1:5557", show_default=True, help="PUB socket; port 0 works."
+    "--kv-events-endpoint",
+    default="tcp://127.0.0.1:5557",
+    show_default=True,
+    help="PUB socket; port 0 takes a free one.",
 )
-@click.option("--kv-events-replay-endpoint", default="tcp://127.0.0.1:5558", show_default=True, help="ROUTER socket.")
+@click.option(
+    "--kv-events-replay-endpoint",
+    default="tcp://127.0.0.1:5558",
+    show_default=True,
+    help="ROUTER socket; port 0 takes a free one.",
+)
 @click.option("--kv-events-topic", default="", help="First frame of every message.")
-@click.option("--kv-events-buffer-steps", default=10_000, show_default=True, help="Batches kept for replay.")
+@click.option(
+    "--kv-events-buffer-steps", type=POSITIVE, default=10_000, show_default=True, help="Batches kept for replay."
+)
 @click.option("--prompt-tokens-details/--no-prompt-tokens-details", default=True, show_default=True,
               help="Tell cached tokens in usage.")  # fmt: skip
 @click.option("--seed", default=0, show_default=True, help="Seed of the made-up answers.")

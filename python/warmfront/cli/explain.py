@@ -11,6 +11,7 @@ from rich.table import Table
 
 from warmfront.cli import client, options
 from warmfront.cli.output import number, show, show_json, table
+from warmfront.config import PolicyConfig
 
 
 @click.command(name="explain")
@@ -28,10 +29,13 @@ def command(file: BinaryIO, admin: str, path: str, factors: bool, as_json: bool)
     if as_json:
         show_json(explanation)
         return
-    show(_headline(explanation), _overlaps(explanation), "", _numbers(explanation, "terms"))
+    show(_headline(explanation), _overlaps(explanation))
+    if any(replica["terms"] for replica in explanation["replicas"]):
+        show("", _costs(explanation))
     if factors:
-        show("", _numbers(explanation, "factors"))
-    show("", "▶ the choice: the smallest total of those that are ready")
+        show("", _factors(explanation))
+    if explanation["policy"] == PolicyConfig().name:
+        show("", "▶ the choice: the smallest total of those that are ready")
 
 
 def _headline(explanation: Mapping[str, Any]) -> str:
@@ -55,17 +59,29 @@ def _overlaps(explanation: Mapping[str, Any]) -> Table:
     return rows
 
 
-def _numbers(explanation: Mapping[str, Any], kind: str) -> Table:
-    """One column for each cost term or factor, in the order in which the policy gives them."""
-    replicas: Sequence[Mapping[str, Any]] = explanation["replicas"]
-    units = {term["name"]: term["unit"] for replica in replicas for term in replica[kind]}
-    totals = ["#total"] if kind == "terms" else []
-    rows = table("", "cost" if totals else "made of", *(f"#{name} ({unit})" for name, unit in units.items()), *totals)
-    for replica in replicas:
-        values = {term["name"]: term["value"] for term in replica[kind]}
-        total = [number(replica["total"], 4)] if totals else []
-        rows.add_row(*_name(explanation, replica), *(number(values.get(name), 4) for name in units), *total)
+def _costs(explanation: Mapping[str, Any]) -> Table:
+    """One row a replica, one column for each cost term, in the order in which the policy gives them."""
+    units = _units(explanation, "terms")
+    rows = table("", "cost", *(f"#{name} ({unit})" for name, unit in units.items()), "#total")
+    for replica in explanation["replicas"]:
+        values = {term["name"]: number(term["value"], 4) for term in replica["terms"]}
+        total = number(replica["total"], 4)
+        rows.add_row(*_name(explanation, replica), *(values.get(name, "-") for name in units), total)
     return rows
+
+
+def _factors(explanation: Mapping[str, Any]) -> Table:
+    """One row a factor, one column a replica: names of factors are long."""
+    replicas: Sequence[Mapping[str, Any]] = explanation["replicas"]
+    rows = table("made of", *(f"#{' '.join(_name(explanation, replica)).strip()}" for replica in replicas))
+    values = [{factor["name"]: number(factor["value"], 4) for factor in replica["factors"]} for replica in replicas]
+    for name, unit in _units(explanation, "factors").items():
+        rows.add_row(f"{name} ({unit})", *(column.get(name, "-") for column in values))
+    return rows
+
+
+def _units(explanation: Mapping[str, Any], kind: str) -> dict[str, str]:
+    return {term["name"]: term["unit"] for replica in explanation["replicas"] for term in replica[kind]}
 
 
 def _name(explanation: Mapping[str, Any], replica: Mapping[str, Any]) -> tuple[str, str]:

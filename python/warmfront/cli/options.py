@@ -9,7 +9,10 @@ from typing import Any, TypeVar
 import click
 from msgspec import Struct
 
-from warmfront.config import Config, load_with_sources
+from warmfront.config import Config, FleetConfig, load_with_sources
+from warmfront.control import dialects
+from warmfront.errors import ConfigError
+from warmfront.policy import registry
 
 Command = TypeVar("Command", bound=Callable[..., None])
 
@@ -50,15 +53,49 @@ def _given(tree: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in pruned.items() if value not in (None, [], {})}
 
 
+def require_servable(config: Config) -> None:
+    """Find what only starting would find: no servers, an unknown engine or policy, a tokenizer that is not there.
+
+    Raises:
+        ConfigError: The first of these.
+    """
+    if not config.fleet.servers:
+        raise ConfigError("no servers: give --replica URL, or fleet.servers in the configuration file")
+    dialects.validate(config.fleet)
+    registry.factory(config.router.policy.name)
+    for field, path in _tokenizers(config.fleet):
+        if not Path(path).exists():
+            raise ConfigError(f"{field}: {path} is not there; expected a model directory or a tokenizer.json")
+
+
+def _tokenizers(fleet: FleetConfig) -> list[tuple[str, str]]:
+    named = [("fleet.tokenizer", fleet.tokenizer)]
+    named += [(f"fleet.models.{name}.tokenizer", model.tokenizer) for name, model in fleet.models.items()]
+    return [(field, path) for field, path in named if path is not None]
+
+
 _OPTIONS = [
-    click.option("--replica", multiple=True, metavar="URL", help="An engine server; repeat. Replaces `fleet.servers`."),
-    click.option("--tokenizer", metavar="PATH", help="Model directory or tokenizer.json, for all models."),
-    click.option("--policy", metavar="NAME", help="How a replica is chosen, for example round_robin."),
-    click.option("--listen", metavar="HOST:PORT", help="Address for clients."),
-    click.option("--admin-listen", metavar="HOST:PORT", help="Address of the admin API."),
-    click.option("--config", type=click.Path(path_type=Path), metavar="FILE", help="YAML file."),
     click.option(
-        "--set", "settings", multiple=True, metavar="PATH=VALUE", help="One value, for example log.level=debug."
+        "--replica",
+        multiple=True,
+        metavar="URL",
+        help="Base URL of an engine server; repeatable. Replaces `fleet.servers`.",
+    ),
+    click.option("--tokenizer", metavar="PATH", help="Model directory or tokenizer.json, for all models."),
+    click.option(
+        "--policy",
+        metavar="NAME",
+        help="How a replica is chosen: marginal_cost (default), round_robin, …; see `warmfront plugins`.",
+    ),
+    click.option("--listen", metavar="HOST:PORT", help="Address for clients; default 127.0.0.1:8080."),
+    click.option("--admin-listen", metavar="HOST:PORT", help="Address of the admin API; default 127.0.0.1:8081."),
+    click.option("--config", type=click.Path(path_type=Path), metavar="FILE", help="Configuration file in YAML."),
+    click.option(
+        "--set",
+        "settings",
+        multiple=True,
+        metavar="PATH=VALUE",
+        help="One value of the configuration, for example log.level=debug; repeatable.",
     ),
 ]
 

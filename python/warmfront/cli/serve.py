@@ -6,9 +6,7 @@ from typing import Any
 
 import click
 
-from warmfront.cli.options import Options, configuration
-from warmfront.control import dialects
-from warmfront.errors import ConfigError
+from warmfront.cli.options import Options, configuration, require_servable
 from warmfront.obs import logs
 from warmfront.ports import preflight
 
@@ -21,9 +19,7 @@ def command(**options: Any) -> None:
     Clients speak the OpenAI API to --listen. Ends on SIGTERM or SIGINT, after the streams in flight.
     """
     config, _ = Options(**options).load()
-    if not config.fleet.servers:
-        raise ConfigError("no servers: give --replica URL, or fleet.servers in the configuration file")
-    dialects.validate(config.fleet)
+    require_servable(config)
     logs.configure(config.log.level)
     preflight.check(config)
 

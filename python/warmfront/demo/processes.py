@@ -1,7 +1,7 @@
 """The demo's processes: engines and router as children that cannot outlive it.
 
 Every child is the leader of its own process group, so a Ctrl-C in the terminal reaches only the demo, which then
-stops them in order; and stopping a child stops what it started itself. Ports are chosen by the kernel.
+stops them in order; and stopping a child stops what it started itself. Engines take ports of the kernel's choice.
 """
 
 from __future__ import annotations
@@ -32,6 +32,9 @@ STOP_TIMEOUT_S = 5.0
 POLL_INTERVAL_S = 0.1
 LOG_TAIL_LINES = 15
 MODEL_NAME = "demo"
+ANY_PORTS = (0, 0)
+DEFAULT_PORTS = (8080, 8081)
+"""Where `warmfront serve` listens and other commands look for the admin API unless told otherwise."""
 
 
 class DemoError(WarmfrontError):
@@ -48,8 +51,18 @@ class Fleet:
 
 
 @contextlib.asynccontextmanager
-async def running_fleet(*, engines: int, policy: str, seed: int, logs: Path, clock: Clock) -> AsyncIterator[Fleet]:
+async def running_fleet(
+    *, engines: int, policy: str, seed: int, logs: Path, clock: Clock, ports: tuple[int, int] = ANY_PORTS
+) -> AsyncIterator[Fleet]:
     """Start cold engines and a router that uses `policy`; stop them when the block ends, however it ends.
+
+    Args:
+        engines: How many.
+        policy: Name of the router's policy.
+        seed: Seed of the engines' answers.
+        logs: Directory of the children's logs.
+        clock: For time-outs.
+        ports: Wanted for clients and for the admin API; one that is taken is replaced by a free one, 0 is any.
 
     Raises:
         DemoError: A child ended or did not become ready.
@@ -60,7 +73,7 @@ async def running_fleet(*, engines: int, policy: str, seed: int, logs: Path, clo
             for number in range(engines)
         ]
         urls = [await child.first_line() for child in started]
-        router, admin = (f"127.0.0.1:{port}" for port in _free_ports(2))
+        router, admin = (f"127.0.0.1:{port}" for port in _free_ports(ports))
         arguments = _router_arguments(urls, policy, router, admin)
         child = await stack.enter_async_context(_child(arguments, logs / f"{policy}-router.log"))
         fleet = Fleet(f"http://{router}", f"http://{admin}", tuple(urls))
@@ -162,8 +175,14 @@ def _all_live(ready: dict[str, Any], engines: int) -> bool:
     )
 
 
-def _free_ports(count: int) -> list[int]:
-    """Ask the kernel for ports nobody uses; held together so that they differ."""
+def _free_ports(wanted: Sequence[int]) -> list[int]:
+    """Return each wanted port that is free, and one of the kernel's choice for the others; held together to differ."""
     with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return [int(listener.getsockname()[1]) for listener in sockets]
+        return [stack.enter_context(_listener(port)).getsockname()[1] for port in wanted]
+
+
+def _listener(port: int) -> socket.socket:
+    try:
+        return socket.create_server(("127.0.0.1", port))
+    except OSError:
+        return socket.create_server(("127.0.0.1", 0))

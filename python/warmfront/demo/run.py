@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import shutil
 import signal
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,9 +16,9 @@ from rich.console import Console
 from warmfront.clock import Clock
 from warmfront.demo.display import shown
 from warmfront.demo.load import Progress, run_load
-from warmfront.demo.processes import MODEL_NAME, DemoError, Fleet, running_fleet
+from warmfront.demo.processes import ANY_PORTS, DEFAULT_PORTS, MODEL_NAME, DemoError, Fleet, running_fleet
 from warmfront.demo.report import Summary, summarise, table
-from warmfront.demo.workload import MIX, plan
+from warmfront.demo.workload import MIX, Conversation, plan
 
 PHASE_SECONDS = 22.0
 """Two such phases, with starts and last answers, take about a minute on two free cores."""
@@ -49,22 +51,32 @@ async def run_demo(options: DemoOptions, console: Console, clock: Clock) -> None
         f"{turns} requests in {len(conversations)} conversations, {options.rate:g} conversations/s, seed {options.seed}"
     )
     summaries: list[tuple[str, Summary]] = []
-    for policy in options.policies:
-        console.print(f"starting {options.engines} engines and the router with policy {policy}")
-        cold = running_fleet(engines=options.engines, policy=policy, seed=options.seed, logs=logs, clock=clock)
-        async with cold as fleet:
-            progress = Progress(planned=turns)
-            async with shown(console, policy, progress):
-                await run_load(
-                    [fleet.router], model=MODEL_NAME, conversations=conversations, progress=progress, clock=clock
-                )
-            summaries.append((policy, summarise(progress)))
-            _check(progress, console, logs)
-            if policy == options.policies[-1]:
-                console.print(table(summaries, engines=options.engines))
-                await _look_around(options, console, fleet)
-    if not any(summary.errors for _policy, summary in summaries):
-        shutil.rmtree(logs)
+    try:
+        for policy in options.policies:
+            console.print(f"starting {options.engines} engines and the router with policy {policy}")
+            is_last = len(summaries) == len(options.policies) - 1
+            cold = running_fleet(
+                engines=options.engines,
+                policy=policy,
+                seed=options.seed,
+                logs=logs,
+                clock=clock,
+                ports=DEFAULT_PORTS if options.keep and is_last else ANY_PORTS,
+            )
+            async with cold as fleet:
+                progress = Progress(planned=turns)
+                async with shown(console, policy, progress):
+                    await run_load(
+                        [fleet.router], model=MODEL_NAME, conversations=conversations, progress=progress, clock=clock
+                    )
+                summaries.append((policy, summarise(progress)))
+                _check(progress, console, logs)
+                if is_last:
+                    console.print(table(summaries, engines=options.engines))
+                    await _look_around(options, console, fleet, _sample(conversations, logs))
+    finally:  # also when Ctrl-C ends a kept fleet
+        if len(summaries) == len(options.policies) and not any(summary.errors for _policy, summary in summaries):
+            shutil.rmtree(logs)
 
 
 def _check(progress: Progress, console: Console, logs: Path) -> None:
@@ -77,19 +89,42 @@ def _check(progress: Progress, console: Console, logs: Path) -> None:
     console.print(problem, soft_wrap=True, markup=False)
 
 
-async def _look_around(options: DemoOptions, console: Console, fleet: Fleet) -> None:
+def _sample(conversations: Sequence[Conversation], logs: Path) -> Path:
+    """Write one of the requests that were sent, a system prompt with a question, beside the logs."""
+    one = next((each for each in conversations if each.system is not None), None)
+    messages = [{"role": "user", "content": one.turns[0] if one else "What is a warm front?"}]
+    if one:
+        messages.insert(0, {"role": "system", "content": one.system or ""})
+    path = logs / "request.json"
+    path.write_text(json.dumps({"model": MODEL_NAME, "messages": messages, "max_tokens": 16}), encoding="utf-8")
+    return path
+
+
+def look_around_commands(fleet: Fleet, sample: Path) -> list[str]:
+    """Return what to type into another terminal; `--admin` is left out where it is the default.
+
+    Args:
+        fleet: What runs.
+        sample: File with the body of a chat request whose prefix some engine holds.
+    """
+    admin = "" if fleet.admin == f"http://127.0.0.1:{DEFAULT_PORTS[1]}" else f" --admin {fleet.admin}"
+    return [
+        f"curl -si {fleet.router}/v1/chat/completions -H 'content-type: application/json' -d @{sample}",
+        f"warmfront explain{admin} {sample}",
+        f"warmfront fleet{admin}",
+        f"curl -s {fleet.router}/metrics",
+    ]
+
+
+async def _look_around(options: DemoOptions, console: Console, fleet: Fleet, sample: Path) -> None:
     """Say how to see more; with `keep`, wait for Ctrl-C."""
     if not options.keep:
         console.print("look around further: warmfront demo --keep")
         return
-    question = f'{{"model": "{MODEL_NAME}", "messages": [{{"role": "user", "content": "Where does this go?"}}]}}'
-    console.print(f"router {fleet.router}, admin {fleet.admin}, engines {' '.join(fleet.engines)}", soft_wrap=True)
-    for line in (
-        f"curl -s {fleet.router}/v1/chat/completions -H 'content-type: application/json' -d '{question}'",
-        f"curl -s {fleet.admin}/admin/explain -H 'content-type: application/json' -d '{question}'",
-        f"curl -s {fleet.admin}/admin/fleet",
-        f"curl -s {fleet.router}/metrics",
-    ):
+    console.print(
+        f"still running: router {fleet.router}, admin {fleet.admin}, {len(fleet.engines)} engines", soft_wrap=True
+    )
+    for line in look_around_commands(fleet, sample):
         console.print("  " + line, soft_wrap=True, markup=False, highlight=False)
     console.print("Ctrl-C stops everything")
     await asyncio.Event().wait()

@@ -59,6 +59,9 @@ def test_the_version_is_one_line() -> None:
         ("config", "--set", "nothing=1"),
         ("config", "--config", "/nowhere/w.yaml"),
         ("check",),
+        ("serve", "--replica", "http://a:1", "--policy", "nope"),
+        ("check", "--replica", "http://a:1", "--tokenizer", "/nowhere/model"),
+        ("engine", "--block-size", "0"),
         ("fleet", "--admin", "http://127.0.0.1:1"),
         ("fleet", "--admin", "nonsense"),
         ("explain", "--admin", "http://127.0.0.1:1", "-"),
@@ -216,6 +219,22 @@ def test_a_refusal_of_the_router_is_told_in_its_own_words(admin: AdminStub) -> N
     admin.answer = (404, {"error": {"message": "no pool serves x", "type": "t", "param": None, "code": "c"}})
     result = run("explain", "--admin", admin.url, stdin=b"{}")
     assert (result.exit_code, result.output) == (2, "Error: no pool serves x\n")
+
+
+def test_the_clients_port_is_told_from_the_admin_port(admin: AdminStub) -> None:
+    admin.answer = (404, {"error": {"message": "There is no such path.", "code": "path_not_found"}})
+    result = run("fleet", "--admin", admin.url)
+    assert result.exit_code == 2
+    assert "is --admin the address of the admin API?" in result.output
+
+
+def test_factors_of_many_replicas_are_not_cut_off(admin: AdminStub) -> None:
+    named = [replica(f"http://replica-{number}:8000", cached=0, cost=0.5) for number in range(4)]
+    admin.answer = (200, EXPLANATION | {"replicas": named})
+    output = run("explain", "--admin", admin.url, "--factors", stdin=b"{}").output
+    (row,) = [line for line in output.splitlines() if line.startswith("price (1)")]
+    assert row.split()[2:] == ["1.5000"] * 4
+    assert "…" not in output
 
 
 FLEET: dict[str, Any] = {
