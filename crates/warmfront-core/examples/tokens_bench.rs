@@ -77,10 +77,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("loaded in {:.1} s, fast: {}", start.elapsed().as_secs_f64(), tokenizer.is_fast());
     let mut words = Words(7);
     for bytes in [1_000, 16_000, 400_000] {
-        let shared = words.text((bytes as f64 * SHARED) as usize);
+        let shared = words.text((f64::from(bytes) * SHARED) as usize);
         let (mut parsing, mut rendering, mut all, mut whole) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         for round in 0..ROUNDS {
-            let body = body(&shared, &words.text((bytes as f64 * (1.0 - SHARED)) as usize));
+            let body = body(&shared, &words.text((f64::from(bytes) * (1.0 - SHARED)) as usize));
             let parsed = timed(&mut parsing, || parse(Endpoint::Chat, &body))?;
             let text = timed(&mut rendering, || tokenizer.render(Endpoint::Chat, &parsed)).map_err(|_| "fallback")?;
             timed(&mut all, || parse(Endpoint::Chat, &body).map(|body| tokenizer.prompt(Endpoint::Chat, &body)))?

@@ -42,18 +42,12 @@ impl PoolOverlap {
             Some(Self::in_tokens(columns, *block_size))
         });
         let first = found.next().unwrap_or_default();
-        found.fold(first, Self::joined)
+        found.fold(first, |joined, other| joined.joined(&other))
     }
 
     fn in_tokens(columns: OverlapColumns, block_size: u32) -> Self {
-        let tokens = |mut blocks: Vec<u32>| {
-            blocks.iter_mut().for_each(|row| *row *= block_size);
-            blocks
-        };
-        let wide_tokens = |mut blocks: Vec<u64>| {
-            blocks.iter_mut().for_each(|row| *row *= u64::from(block_size));
-            blocks
-        };
+        let tokens = |blocks: Vec<u32>| scaled(blocks, block_size);
+        let wide_tokens = |blocks: Vec<u64>| scaled(blocks, u64::from(block_size));
         Self {
             device: tokens(columns.device),
             confirmed: tokens(columns.confirmed),
@@ -69,9 +63,9 @@ impl PoolOverlap {
         }
     }
 
-    fn joined(self, other: Self) -> Self {
+    fn joined(self, other: &Self) -> Self {
         let deepest = |overlap: &Self| overlap.host.iter().copied().max().unwrap_or(0);
-        let frontier_key = if deepest(&other) > deepest(&self) { other.frontier_key } else { self.frontier_key };
+        let frontier_key = if deepest(other) > deepest(&self) { other.frontier_key } else { self.frontier_key };
         Self {
             device: summed(self.device, &other.device),
             confirmed: summed(self.confirmed, &other.confirmed),
@@ -86,6 +80,13 @@ impl PoolOverlap {
             frontier_key,
         }
     }
+}
+
+fn scaled<T: Copy + std::ops::MulAssign>(mut column: Vec<T>, factor: T) -> Vec<T> {
+    for row in &mut column {
+        *row *= factor;
+    }
+    column
 }
 
 /// Adds row by row; the shorter column counts as zero where it ends.
@@ -128,7 +129,7 @@ mod tests {
     fn replicas_of_different_block_sizes_are_compared_in_tokens() {
         let small = PoolOverlap::in_tokens(column(&[3, 0], &[1.5, -1.0], 7), 16);
         let large = PoolOverlap::in_tokens(column(&[0, 1, 0], &[-1.0, -1.0, 4.0], 9), 128);
-        let joined = small.joined(large);
+        let joined = small.joined(&large);
         assert_eq!(joined.device, [48, 128, 0]);
         assert_eq!(joined.age_s, [1.5, -1.0, 4.0]);
         assert_eq!(joined.frontier_key, Some(9));

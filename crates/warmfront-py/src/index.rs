@@ -25,7 +25,7 @@ pub(crate) struct Index {
 #[pymethods]
 impl Index {
     #[new]
-    #[pyo3(signature = (*, block_size, seed=0, lookahead=0, facts_max=1 << 26, predicted_ttl_s=5.0, approximate_ttl_s=600.0))]
+    #[pyo3(signature = (*, block_size, seed=0, lookahead=0, facts_max=67_108_864, predicted_ttl_s=5.0, approximate_ttl_s=600.0))]
     fn new(
         block_size: u32,
         seed: u64,

@@ -330,7 +330,7 @@ class MarginalCost:
 
 
 def _decode_share(request: Request, mean_output_tokens: float) -> float:
-    """How much of a usual request's decoding this one does: one that may answer with a word does not mind slow tokens."""
+    """How much of a usual request's decoding this one does: an answer of one word does not mind slow tokens."""
     limit = request.output_tokens_max
     if limit is None:
         return 1.0

@@ -52,7 +52,6 @@ def test_the_version_is_one_line() -> None:
         ("serve",),
         ("serve", "--replica", "http://a:1", "--set", "front.io_threads=0"),
         ("serve", "--replica", "not a url"),
-        ("serve", "--replica", "http://a:1", "--policy", "nope"),
         ("serve", "--replica", "http://a:1", "--tokenizer", "/nowhere"),
         ("serve", "--replica", "http://a:1", "--admin-listen", "203.0.113.1:1"),
         ("serve", "--set", "fleet.servers=[{url: 'http://a:1', engine: tgi}]"),

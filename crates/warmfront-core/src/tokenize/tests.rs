@@ -152,7 +152,7 @@ fn responses_and_messages_requests_render_as_in_the_engine() {
             match case["text"].as_str() {
                 Some(text) => assert_eq!(rendered.as_deref(), Ok(text), "{label}"),
                 None => {
-                    assert!(rendered.is_err(), "{label}: engine refuses ({}), we render {rendered:?}", case["error"])
+                    assert!(rendered.is_err(), "{label}: engine refuses ({}), we render {rendered:?}", case["error"]);
                 }
             }
         }

@@ -121,13 +121,13 @@ impl World {
 
     fn deliver(&mut self) {
         match self.wire.pop_front() {
+            None => {}
             Some(Wire::Message(number, payload)) => self.feed(Input::Live { number, payload }),
             Some(Wire::Closed) => {
                 self.replay.clear();
                 self.feed(Input::Disconnected("closed".into()));
                 self.connect();
             }
-            None => {}
         }
     }
 
@@ -158,14 +158,13 @@ impl World {
             .collect();
         answers.push(Answer::End);
         match self.spoil.take() {
-            None => {}
             Some(Spoil::NoAnswer) => answers = vec![Answer::Failure],
             Some(Spoil::CutAfter(kept)) => {
                 answers.truncate(kept);
                 answers.push(Answer::Failure);
             }
             Some(Spoil::HoleAt(place)) if place + 1 < answers.len() => drop(answers.remove(place)),
-            Some(Spoil::HoleAt(_)) => {}
+            Some(Spoil::HoleAt(_)) | None => {}
         }
         self.replay = answers.into();
     }
