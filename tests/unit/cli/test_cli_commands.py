@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 import threading
@@ -73,6 +74,14 @@ def test_an_error_is_one_clear_line_and_exit_code_2(arguments: tuple[str, ...]) 
     (line,) = [line for line in result.output.splitlines() if line.startswith("Error: ")]
     assert len(line) > len("Error: ") + 10
     assert "Traceback" not in result.output
+
+
+def test_serve_refuses_an_admin_address_that_is_taken() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        result = run("serve", "--replica", "http://127.0.0.1:1", "--admin-listen", address)
+    assert result.exit_code == 2
+    assert f"control.admin_listen: cannot bind {address}" in result.output
 
 
 def test_config_prints_a_file_that_gives_the_same_configuration(tmp_path: Path) -> None:
