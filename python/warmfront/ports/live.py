@@ -17,7 +17,6 @@ import msgspec
 
 from warmfront import core
 from warmfront.config import Config, core_config
-from warmfront.policy import registry as policy
 from warmfront.router.record import Stepper, open_router
 from warmfront.types import Command, Event, Overlap, Request, RequestId, Slot
 
@@ -87,9 +86,9 @@ def serve(config: Config) -> None:
     """Serve until a termination signal, then until streams have ended or the grace time is over.
 
     Raises:
-        ConfigError: An address cannot be bound, a file cannot be read, or the policy is not known.
+        ConfigError: An address cannot be bound, a file cannot be read, or the policy is not known; `preflight.check`
+            finds most of that before anything has started.
     """
-    policy.factory(config.router.policy.name)  # a wrong name ends here, before any process or thread has started
     # The core handles both signals; Python's own handler would raise in the middle of a step.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)

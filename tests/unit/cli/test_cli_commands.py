@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 import threading
@@ -89,6 +90,14 @@ def test_a_file_that_cannot_be_read_is_named_in_one_line(tmp_path: Path, content
     assert result.exit_code == 2
     (line,) = result.output.splitlines()
     assert line.startswith(f"Error: {path} is not ")
+
+
+def test_serve_refuses_an_admin_address_that_is_taken() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        result = run("serve", "--replica", "http://127.0.0.1:1", "--admin-listen", address)
+    assert result.exit_code == 2
+    assert f"control.admin_listen: cannot listen on {address}" in result.output
 
 
 def test_config_prints_a_file_that_gives_the_same_configuration(tmp_path: Path) -> None:
