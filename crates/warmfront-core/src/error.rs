@@ -83,6 +83,8 @@ pub enum CoreError {
     Command(String),
     #[error("request {0} is not known: its client has left")]
     UnknownRequest(u64),
+    #[error("a thread of the core has panicked; the log says where")]
+    Panic,
     #[error("KV event stream: {0}")]
     EventStream(String),
 }

@@ -12,6 +12,7 @@
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -68,6 +69,8 @@ struct Shared {
     halt: Notify,
     /// `true`: the background ends.
     ended: watch::Sender<bool>,
+    /// A thread has panicked.
+    panicked: AtomicBool,
 }
 
 impl Service {
@@ -85,8 +88,8 @@ impl Service {
         let background = Background::prepare(Arc::clone(&shared), address)?;
         let front_shared = Arc::clone(&shared);
         let threads = vec![
-            spawn("warmfront-front", move || run_front(&front, listener, &front_shared))?,
-            spawn("warmfront-events", move || background.run())?,
+            spawn("warmfront-front", &shared, move || run_front(&front, listener, &front_shared))?,
+            spawn("warmfront-events", &shared, move || background.run())?,
         ];
         tracing::info!("serving on {address}");
         Ok(Self { shared, address, threads: Mutex::new(threads) })
@@ -106,6 +109,11 @@ impl Service {
             Received::Nothing => Some(Vec::new()),
             Received::Closed => None,
         }
+    }
+
+    /// A thread of the core has panicked, which is why [`Service::receive`] says `None`.
+    pub fn has_panicked(&self) -> bool {
+        self.shared.panicked.load(Ordering::Acquire)
     }
 
     /// Takes a batch of encoded commands.
@@ -171,7 +179,7 @@ impl Shared {
         let segments = Arc::new(SegmentCache::new(config.index.segment_cache_bytes));
         let (ended, _) = watch::channel(false);
         let (stop, halt) = (Stop::default(), Notify::new());
-        Self { config, clock, metrics, mailbox, requests, preparer, view, segments, stop, halt, ended }
+        Self { config, clock, metrics, mailbox, requests, preparer, view, segments, stop, halt, ended, panicked: AtomicBool::new(false) }
     }
 
     fn stop_or_halt(&self) {
@@ -232,8 +240,29 @@ fn listen_at(address: SocketAddr) -> std::io::Result<TcpListener> {
     socket.listen(BACKLOG)
 }
 
-fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>, CoreError> {
+fn spawn(name: &str, shared: &Arc<Shared>, work: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>, CoreError> {
+    let guard = EndGuard(Arc::clone(shared));
+    let work = move || {
+        let guard = guard;
+        work();
+        drop(guard);
+    };
     std::thread::Builder::new().name(name.into()).spawn(work).map_err(|error| no_threads(&error))
+}
+
+/// Ends the process when a thread of it panics: a router that has lost one lives on, deaf to signals or to events.
+struct EndGuard(Arc<Shared>);
+
+impl Drop for EndGuard {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.panicked.store(true, Ordering::Release);
+            self.0.stop.set();
+            self.0.halt.notify_one();
+            self.0.mailbox.close();
+            self.0.ended.send_replace(true);
+        }
+    }
 }
 
 fn run_front(runtime: &Runtime, listener: TcpListener, shared: &Arc<Shared>) {

@@ -11,7 +11,7 @@ pub(crate) fn to_py(error: CoreError) -> PyErr {
         CoreError::Config(_) | CoreError::Listen { .. } | CoreError::File { .. } => "ConfigError",
         CoreError::EventStream(_) => "EventStreamError",
         CoreError::UnknownRequest(_) => "UnknownRequestError",
-        CoreError::Command(_) => "CoreError",
+        CoreError::Command(_) | CoreError::Panic => "CoreError",
     };
     Python::attach(|py| match py.import("warmfront.errors").and_then(|module| module.getattr(class)) {
         Ok(class) => match class.call1((error.to_string(),)) {

@@ -33,9 +33,13 @@ impl Port {
         })
     }
 
-    /// Waits for events, without the GIL; `None` once everything has drained.
-    fn receive<'py>(&self, py: Python<'py>) -> Option<Bound<'py, PyBytes>> {
-        py.detach(|| self.service.receive()).map(|batch| PyBytes::new(py, &batch))
+    /// Waits for events, without the GIL; `None` once everything has drained. Raises when a thread of the core panicked.
+    fn receive<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyBytes>>> {
+        match py.detach(|| self.service.receive()) {
+            Some(batch) => Ok(Some(PyBytes::new(py, &batch))),
+            None if self.service.has_panicked() => Err(to_py(CoreError::Panic)),
+            None => Ok(None),
+        }
     }
 
     /// Hands a batch of commands to the core.

@@ -131,3 +131,13 @@ fn a_control_process_that_ends_is_started_again_and_ends_with_us() {
     service.join();
     assert!(!std::path::Path::new("/proc").join(&last).exists(), "the control process outlived us");
 }
+
+#[test]
+fn a_thread_that_panics_ends_the_process_instead_of_leaving_it_deaf() {
+    let service = Service::start(config("127.0.0.1:0", "", &[])).unwrap();
+    let thread = spawn("warmfront-test", &service.shared, || panic!("on purpose")).unwrap();
+    assert!(thread.join().is_err());
+    drain(&service);
+    assert!(service.has_panicked());
+    service.join();
+}
