@@ -179,7 +179,20 @@ impl Shared {
         let segments = Arc::new(SegmentCache::new(config.index.segment_cache_bytes));
         let (ended, _) = watch::channel(false);
         let (stop, halt) = (Stop::default(), Notify::new());
-        Self { config, clock, metrics, mailbox, requests, preparer, view, segments, stop, halt, ended, panicked: AtomicBool::new(false) }
+        Self {
+            config,
+            clock,
+            metrics,
+            mailbox,
+            requests,
+            preparer,
+            view,
+            segments,
+            stop,
+            halt,
+            ended,
+            panicked: AtomicBool::new(false),
+        }
     }
 
     fn stop_or_halt(&self) {
