@@ -33,6 +33,10 @@ ROUTER_CORE, HARNESS_CORE = 0, 1
 MODEL = "m"
 SERVERS = 4
 START_TIMEOUT_S = 90.0
+REST_TIMEOUT_S = 60.0
+REST_WINDOW_S = 1.0
+REST_SHARE = 0.1
+"""Share of a core below which a router is at rest."""
 END_TIMEOUT_S = 15.0
 INSTALL_TIMEOUT_S = 1200.0
 POLL_S = 0.1
@@ -135,7 +139,7 @@ def model_folder(folder: Path) -> Path:
 
 @contextmanager
 def running(contender: Contender, place: Place) -> Iterator[Started]:
-    """Run a contender until the block ends; it answers a chat completion when the block begins.
+    """Run a contender until the block ends; when the block begins it answers a chat completion and has come to rest.
 
     Raises:
         RuntimeError: It did not start; the message holds the end of its log.
@@ -149,7 +153,36 @@ def running(contender: Contender, place: Place) -> Iterator[Started]:
         log = place.folder / f"{contender.name}.log"
         process = stack.enter_context(_process(contender.command(place), ROUTER_CORE, log, variables))
         _wait_for_answer(contender.name, process, place.port, log)
+        _wait_for_rest(process.pid)
         yield Started(place.port, process.pid)
+
+
+def _wait_for_rest(session: int) -> None:
+    """Block until the processes of a session are nearly idle: what a router does to start is no part of the figures.
+
+    Reading a tokenizer, for example, takes seconds of a core and goes on after the first answer.
+    """
+    deadline = time.monotonic() + REST_TIMEOUT_S
+    before = _ticks(session)
+    while time.monotonic() < deadline:
+        time.sleep(REST_WINDOW_S)
+        now = _ticks(session)
+        if (now - before) / os.sysconf("SC_CLK_TCK") < REST_SHARE * REST_WINDOW_S:
+            return
+        before = now
+
+
+def _ticks(session: int) -> int:
+    """Clock ticks that the living processes of a session have used."""
+    total = 0
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue  # it has just ended
+        if int(fields[3]) == session:
+            total += int(fields[11]) + int(fields[12])
+    return total
 
 
 @contextmanager
