@@ -7,7 +7,6 @@ the process ends with the error: a router that decides nothing must not look ali
 from __future__ import annotations
 
 import gc
-import logging
 import signal
 import sys
 import tempfile
@@ -19,8 +18,6 @@ from warmfront import core
 from warmfront.config import Config, core_config
 from warmfront.router.record import Stepper, open_router
 from warmfront.types import Command, Event, Overlap, Request, RequestId, Slot
-
-logger = logging.getLogger(__name__)
 
 COLLECT_AFTER_OBJECTS = 100_000
 """New objects after which the collector runs; Python's own 700 make it a part of every few decisions."""
