@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import socket
 import struct
 import subprocess
@@ -87,11 +86,12 @@ class Follower:
 @pytest.fixture(scope="session")
 def program() -> Path:
     """The built example; built here, since no other test needs it."""
-    if shutil.which("cargo") is None:
-        pytest.skip("cargo is not installed")
     command = ["cargo", "build", "--quiet", "-p", "warmfront-core", "--example", "subscribe"]
-    subprocess.run(command, cwd=ROOT, check=True)
-    return ROOT / "target" / "debug" / "examples" / "subscribe"
+    built = subprocess.run(
+        [*command, "--message-format", "json"], cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True
+    )
+    artifacts = [json.loads(line) for line in built.stdout.splitlines()]
+    return Path(next(each["executable"] for each in artifacts if each.get("executable")))
 
 
 @pytest.fixture
