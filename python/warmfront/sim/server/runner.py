@@ -11,8 +11,8 @@ from collections.abc import Sequence as Row
 from typing import Protocol
 
 from warmfront.clock import Clock
+from warmfront.reference.request import CacheEvent, EngineRequest, Sequence, StepResult
 from warmfront.sim.engine import Engine
-from warmfront.sim.request import CacheEvent, EngineRequest, Sequence, StepResult
 
 LATENESS_S_MAX = 0.25
 """A step that would have started longer ago starts now: the machine could not keep up, and time is lost."""
