@@ -12,9 +12,9 @@ from heapq import heappop, heappush
 from random import Random
 
 from warmfront.lab.model import SimRequest
+from warmfront.lab.plan import Job, Step, count, cut
 from warmfront.lab.workloads.amounts import draw
 from warmfront.lab.workloads.arrivals import Closed
-from warmfront.lab.workloads.plan import Job, Step, count, cut
 
 
 class JobSource:
