@@ -24,8 +24,8 @@ def saved(path: Path, table: dict[str, Any], requests: int = 300) -> Path:
     return path
 
 
-def replayed(table: dict[str, Any], load: float) -> list[SimRequest]:
-    source = read(table).source(Draw(seed=0, load=load, requests=300))
+def replayed(table: dict[str, Any], load: float, requests: int = 300) -> list[SimRequest]:
+    source = read(table).source(Draw(seed=0, load=load, requests=requests))
     sent = list(source.arrivals())
     for request in sent:  # grows while it is read
         sent += source.finished(request, request.at_s + 1.0)
@@ -63,12 +63,10 @@ def test_a_workload_file_replays_what_was_written(table: dict[str, Any], tmp_pat
 def test_a_regime_finds_its_trace_beside_itself(tmp_path: Path) -> None:
     saved(tmp_path / "w.jsonl", {"kind": "unique"}, requests=20)
     (tmp_path / "mine.toml").write_text(
-        'extends = "unique"\n[workload]\nkind = "trace"\nfile = "w.jsonl"\n'.replace('extends = "unique"\n', "")
-        + '[fleet]\nengines = [{ preset = "demo" }]\n[slo]\nttft_s = 1.0\n',
+        'title = "t"\nexpects = "e"\nloads = [1.0]\n[workload]\nkind = "trace"\nfile = "w.jsonl"\n'
+        '[fleet]\nengines = [{ preset = "demo" }]\n[slo]\nttft_s = 1.0\n',
         encoding="utf-8",
     )
-    text = (tmp_path / "mine.toml").read_text(encoding="utf-8")
-    (tmp_path / "mine.toml").write_text('title = "t"\nexpects = "e"\nloads = [1.0]\n' + text, encoding="utf-8")
     found = regime.load(str(tmp_path / "mine.toml"))
     assert len(list(regime.source(found, 1.0, 0).arrivals())) == 20
 
@@ -79,6 +77,7 @@ def test_a_deep_conversation_is_read_without_recursion(tmp_path: Path) -> None:
     path.write_bytes(HEADER + b"\n".join(msgspec.json.encode(row) for row in rows))
     (job,) = workload.jobs(path)
     assert sum(1 for _ in job.walk()) == 5000
+    assert len(replayed({"kind": "trace", "file": str(path)}, 1.0, requests=3000)) == 3000
 
 
 @pytest.mark.parametrize(

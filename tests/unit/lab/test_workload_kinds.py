@@ -8,8 +8,8 @@ from statistics import fmean, pstdev
 from typing import Any
 
 import pytest
+from warmfront.lab.jobs import Job, count, cut
 from warmfront.lab.model import SimRequest
-from warmfront.lab.plan import Job
 from warmfront.lab.traces.summary import Summary, summarise
 from warmfront.lab.workloads import KINDS, Draw, read
 
@@ -64,6 +64,14 @@ def test_what_a_session_says_does_not_depend_on_how_fast_it_is_answered(kind: st
         return Counter((request.session, request.turn, request.prompt, request.output_tokens) for request in sent)
 
     assert contents(replayed(kind, answer_s=0.1)) == contents(replayed(kind, answer_s=60.0))
+
+
+def test_cutting_a_job_keeps_parents_before_children() -> None:
+    (job,) = jobs("fan_out", requests=7)
+    for limit in range(1, 8):
+        kept = cut(job.steps, limit)
+        assert count(kept) == limit
+        assert kept[0].then == job.steps[0].then[: limit - 1]
 
 
 def test_poisson_arrivals_come_at_the_load_and_independently() -> None:

@@ -20,8 +20,8 @@ import msgspec
 from msgspec import Meta, Struct
 
 from warmfront.errors import ConfigError
+from warmfront.lab.jobs import Job, Step
 from warmfront.lab.model import Segment
-from warmfront.lab.plan import Job, Step
 from warmfront.lab.traces import lines
 
 TOKEN_BYTES = 4

@@ -14,8 +14,8 @@ import msgspec
 from msgspec import Struct
 
 from warmfront.errors import ConfigError
+from warmfront.lab.jobs import Job, Step
 from warmfront.lab.model import Segment
-from warmfront.lab.plan import Job, Step
 from warmfront.lab.traces import lines, workload
 from warmfront.lab.traces.mooncake import BLOCK_TOKENS as MOONCAKE_BLOCK_TOKENS
 

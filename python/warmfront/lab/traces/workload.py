@@ -21,7 +21,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from warmfront.errors import ConfigError
-from warmfront.lab.plan import Job, Step
+from warmfront.lab.jobs import Job, Step
 from warmfront.lab.traces import lines
 
 FORMAT = "warmfront-workload"

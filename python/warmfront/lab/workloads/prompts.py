@@ -14,8 +14,8 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
+from warmfront.lab.jobs import Job, Step
 from warmfront.lab.model import Segment
-from warmfront.lab.plan import Job, Step
 from warmfront.lab.workloads.amounts import Amount, Lognormal, Natural, Positive, draw_count, most
 from warmfront.lab.workloads.draw import Draw
 from warmfront.lab.workloads.registry import kind

@@ -13,7 +13,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from warmfront.lab.plan import Job, Step
+from warmfront.lab.jobs import Job, Step
 from warmfront.lab.traces import azure as azure_format
 from warmfront.lab.traces import locate
 from warmfront.lab.traces import mooncake as mooncake_format

@@ -13,8 +13,8 @@ import msgspec
 from msgspec import Struct
 
 from warmfront.errors import ConfigError
+from warmfront.lab.jobs import Job
 from warmfront.lab.model import Source
-from warmfront.lab.plan import Job
 from warmfront.lab.workloads.arrivals import Arrival, Closed, Poisson, times
 from warmfront.lab.workloads.draw import Draw
 from warmfront.lab.workloads.source import JobSource, UserSource, limited

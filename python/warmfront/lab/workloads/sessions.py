@@ -13,8 +13,8 @@ from typing import Annotated
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
+from warmfront.lab.jobs import Job, Step
 from warmfront.lab.model import Segment
-from warmfront.lab.plan import Job, Step
 from warmfront.lab.workloads.amounts import (
     Amount,
     Exponential,

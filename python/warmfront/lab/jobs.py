@@ -7,6 +7,8 @@ the policy; what it holds cannot, because nothing is drawn after the beginning.
 
 from __future__ import annotations
 
+import itertools
+from collections import defaultdict
 from collections.abc import Iterator
 
 from msgspec import Struct
@@ -42,25 +44,29 @@ class Job(Struct, frozen=True):
 
     def walk(self) -> Iterator[Step]:
         """Yield all steps, parents first."""
-        waiting = list(reversed(self.steps))
-        while waiting:
-            step = waiting.pop()
-            yield step
-            waiting.extend(reversed(step.then))
-
-
-def cut(steps: tuple[Step, ...], limit: int) -> tuple[Step, ...]:
-    """Return a tree of at most `limit` steps, parents first."""
-    kept: list[Step] = []
-    for step in steps:
-        if limit <= 0:
-            break
-        then = cut(step.then, limit - 1)
-        limit -= 1 + count(then)
-        kept.append(step if then == step.then else replace(step, then=then))
-    return tuple(kept)
+        return (step for _, step in _numbered(self.steps))
 
 
 def count(steps: tuple[Step, ...]) -> int:
     """Count the steps of a tree."""
-    return sum(1 for _ in Job(0.0, steps).walk())
+    return sum(1 for _ in _numbered(steps))
+
+
+def cut(steps: tuple[Step, ...], limit: int) -> tuple[Step, ...]:
+    """Return the first `limit` steps of a tree, parents first."""
+    following: dict[int | None, list[Step]] = defaultdict(list)
+    kept = list(enumerate(itertools.islice(_numbered(steps), limit)))
+    for number, (parent, step) in reversed(kept):  # what follows is built before what it follows
+        following[parent].append(replace(step, then=tuple(reversed(following.pop(number, [])))))
+    return tuple(reversed(following[None]))
+
+
+def _numbered(steps: tuple[Step, ...]) -> Iterator[tuple[int | None, Step]]:
+    """Yield the steps of a tree, each with the number of its parent in this order. A chain may be thousands deep."""
+    waiting: list[tuple[int | None, Step]] = [(None, step) for step in reversed(steps)]
+    numbers = itertools.count()
+    while waiting:
+        parent, step = waiting.pop()
+        yield parent, step
+        number = next(numbers)
+        waiting.extend((number, following) for following in reversed(step.then))
