@@ -9,26 +9,27 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib import import_module
-from typing import Any, cast
+from typing import Any
 
 import msgspec
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from warmfront import core
 from warmfront.clock import Clock, MonotonicClock
 from warmfront.config import IndexConfig, PolicyConfig, RouterConfig
 from warmfront.errors import ConfigError
+from warmfront.lab import regime as regimes
 from warmfront.lab.model import EngineSpec, FleetSpec, Regime, RunResult, Source
+from warmfront.lab.peers import PEERS
 from warmfront.policy import registry
 from warmfront.policy.base import Policy
-from warmfront.ports.sim import Agenda, SimIndex, SimPort, SimView, Stages
+from warmfront.ports.agenda import Agenda
+from warmfront.ports.sim import SimIndex, SimPort, Stages
+from warmfront.ports.sim_view import SimView
 from warmfront.router import Router
 from warmfront.sim.engine import EngineConfig
 from warmfront.sim.latency import preset
 from warmfront.types import Request, Slot
-
-PeerFactory = Callable[[SimView], Policy]
 
 
 def run(
@@ -53,7 +54,7 @@ def run(
     Raises:
         ConfigError: The policy, a preset or the workload is not known, or a request does not fit the fleet.
     """
-    source = import_module("warmfront.lab.regime").source(regime, load, seed)
+    source = regimes.source(regime, load, seed)
     return run_source(regime, source, policy, load, seed, config=config, progress=progress)
 
 
@@ -217,9 +218,10 @@ class _Chosen:
 
     def figures(self) -> dict[str, float]:
         """Return the figures of the policy's guard, when it has one."""
-        guard = getattr(self._policy, "guard", None)
-        figures = getattr(guard, "figures", None)
-        return {} if figures is None else dict(figures())
+        guarded: Any = getattr(self._policy, "guarded", None)
+        if guarded is None:
+            return {}
+        return {name: float(figure) for name, figure in asdict(guarded()).items()}
 
     def _pass(self, hook: str, request: Request, slot: Slot, now_s: float) -> None:
         told: Any = getattr(self._policy, hook, None)
@@ -237,7 +239,6 @@ def _choose(policy: str, config: RouterConfig, view: SimView, *, seed: int) -> _
     if policy in registry.names():
         named = replace(config, policy=replace(config.policy, name=policy))
         return _Chosen(named, registry.factory(policy), is_peer=False)
-    peers = cast(dict[str, PeerFactory], import_module("warmfront.lab.peers").PEERS)
-    if policy not in peers:
-        raise ConfigError(f"no policy named {policy!r}; known: {', '.join([*registry.names(), *sorted(peers)])}")
-    return _Chosen(config, lambda _config: peers[policy](view), is_peer=True)
+    if policy not in PEERS:
+        raise ConfigError(f"no policy named {policy!r}; known: {', '.join([*registry.names(), *sorted(PEERS)])}")
+    return _Chosen(config, lambda _config: PEERS[policy](view), is_peer=True)
