@@ -54,6 +54,7 @@ def render(results: Results) -> str:
         highest=ranking.highest_loads(results),
         standings=ranking.standings(compared),
         shown=table.SHOWN,
+        shown_score=ranking.shown_score,
         within=WITHIN,
     )
 

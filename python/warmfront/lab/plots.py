@@ -30,6 +30,7 @@ STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "warmfront",
     "font.size": 9.0,
+    "font.sans-serif": ["DejaVu Sans"],
     "axes.spines.top": False,
     "axes.spines.right": False,
     **dict.fromkeys(
@@ -133,5 +134,6 @@ def _svg(figure: Figure) -> str:
     element = written.getvalue()
     element = element[element.index("<svg") :]
     element = re.sub(r' xmlns(:\w+)?="[^"]*"', "", element)  # a page knows them
+    element = re.sub(r' id="(?!policy-|[mp][0-9a-f]{10}")[^"]*"', "", element)  # nothing refers to the others
     element = re.sub(r'id="(policy-\d+)"', r'class="\1"', element)
     return element.replace(FOREGROUND, "currentColor")

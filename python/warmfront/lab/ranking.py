@@ -156,3 +156,8 @@ def _leads(ordered: Sequence[Standing], policy: str) -> bool:
 def geometric_mean(values: Sequence[float]) -> float:
     """Return the geometric mean, no value counting less than `FLOOR`."""
     return math.exp(sum(math.log(max(FLOOR, value)) for value in values) / len(values))
+
+
+def shown_score(score: float) -> str:
+    """Return a score with two digits, rounded down: nothing but the best is written as 1.00."""
+    return f"{math.floor(score * 100 + 1e-9) / 100:.2f}"

@@ -97,7 +97,7 @@ def _overall(compared: list[Comparison]) -> Table:
     for standing in ranking.standings(compared):
         worst = f"{standing.worst.metric}, {standing.worst.place}"
         share = f"{standing.at_best} of {standing.cells}"
-        made.add_row(standing.policy, f"{standing.mean:.3f}", f"{standing.worst_score:.2f}", share, worst)
+        made.add_row(standing.policy, f"{standing.mean:.3f}", ranking.shown_score(standing.worst_score), share, worst)
     return made
 
 
@@ -111,7 +111,7 @@ def _cell(comparison: Comparison, policy: str) -> Text:
     score = comparison.scores[policy]
     mark = "▼" if score < WITHIN else " "
     style = "red" if score < WITHIN else "bold green" if score == 1.0 else ""
-    return Text(f"{comparison.figures[policy]} {mark}{score:.2f}", style=style)
+    return Text(f"{comparison.figures[policy]} {mark}{ranking.shown_score(score)}", style=style)
 
 
 def _named(results: Results, name: str) -> Regime:
