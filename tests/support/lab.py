@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
 
 from msgspec.structs import replace
@@ -114,6 +115,12 @@ def three_policies() -> Results:
             Search("chat", "slow", 0.0, ((8.0, False),)),
         ),
     )
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process is there and not merely waiting for its exit status to be read."""
+    status = Path(f"/proc/{pid}/stat")
+    return status.exists() and status.read_text(encoding="utf-8").rpartition(")")[2].split()[0] != "Z"
 
 
 def double(task: int, report: Report) -> int:

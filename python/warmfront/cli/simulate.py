@@ -6,13 +6,10 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from warmfront.cli.output import show, table
@@ -32,8 +29,10 @@ INTERRUPTED = 130
 
 def _numbers(kind: Callable[[str], Number], least: Number) -> Callable[..., tuple[Number, ...]]:
     def parse(_: click.Context, parameter: click.Parameter, text: str | None) -> tuple[Number, ...]:
+        if text is None:
+            return ()
         try:
-            values = tuple(kind(part) for part in (text or "").split(",") if part.strip())
+            values = tuple(kind(part) for part in text.split(","))
         except ValueError as error:
             raise click.BadParameter(f"{text!r} is no list of numbers", param=parameter) from error
         if not all(least <= value < float("inf") for value in values):
@@ -80,6 +79,7 @@ def command(
     """
     from warmfront.lab import plan as planning  # loads the router and the core
     from warmfront.lab import results as files
+    from warmfront.lab.display import progress
     from warmfront.lab.table import tables
 
     if is_listing:
@@ -91,14 +91,14 @@ def command(
     _require_writable(json_path, html_path)
     plan = planning.Plan(
         regimes=planning.adjusted(regimes, loads=loads, requests=requests),
-        policies=planning.known_policies([name.strip() for name in policy.split(",") if name.strip()]),
+        policies=planning.known_policies([name.strip() for name in policy.split(",")]),
         seeds=tuple(dict.fromkeys(seeds)),
         config=_router_config(settings),
         is_searching=search,
     )
     tasks = plan.tasks()
     try:
-        with _progress(len(tasks)) as advanced:
+        with progress(len(tasks)) as advanced:
             finished = planning.carry_out(tasks, jobs=jobs or os.cpu_count() or 1, advanced=advanced)
     except KeyboardInterrupt:
         click.echo("interrupted: no results", err=True)
@@ -148,15 +148,6 @@ def _require_writable(*paths: Path | None) -> None:
     for path in paths:
         if path is not None and not path.resolve().parent.is_dir():
             raise ConfigError(f"{path}: there is no directory {path.parent}")
-
-
-@contextmanager
-def _progress(total: int) -> Iterator[Callable[[float], None]]:
-    console = Console(stderr=True)
-    columns = (TextColumn("simulating"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        bar = progress.add_task("", total=total)
-        yield lambda done: progress.update(bar, completed=done)
 
 
 def _typed() -> str:

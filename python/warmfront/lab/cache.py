@@ -6,6 +6,7 @@ everything the task carries; a line whose key nobody asks for is old and harmles
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from pathlib import Path
 from types import TracebackType
@@ -22,8 +23,8 @@ from warmfront.lab.peers import PEERS
 from warmfront.lab.search import Sustained
 from warmfront.policy import registry
 
-ROOTS = ("warmfront.lab.run", "warmfront.lab.measures", "warmfront.lab.search")
-"""Modules that every result depends on."""
+ROOTS = ("warmfront.lab.run", "warmfront.lab.regime", "warmfront.lab.measures", "warmfront.lab.search")
+"""Modules that every result depends on, those that are imported by name among them."""
 NOT_RUN = {"title": "", "expects": "", "tags": (), "loads": ()}
 """Fields of a regime that do not change a run at one load."""
 
@@ -51,13 +52,13 @@ class Cache:
             ConfigError: The file holds something else.
         """
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = self._path.open("a+b")
-        self._file.seek(0)
-        lines = self._file.read().split(b"\n")
-        if lines[-1]:  # cut off in the middle of a line: what follows must not continue it
-            self._file.truncate(self._file.tell() - len(lines[-1]))
-        for number, line in enumerate(lines[:-1], start=1):
+        content = self._path.read_bytes() if self._path.exists() else b""
+        *lines, rest = content.split(b"\n")
+        for number, line in enumerate(lines, start=1):
             self._take(line, number)
+        self._file = self._path.open("ab")
+        if rest:  # cut off in the middle of a line: what follows must not continue it
+            self._file.truncate(len(content) - len(rest))
         return self
 
     def _take(self, line: bytes, number: int) -> None:
@@ -103,6 +104,7 @@ def _ignored(task: Task) -> dict[str, object]:
     return {name: value for name, value in NOT_RUN.items() if name != "loads" or not isinstance(task, SearchTask)}
 
 
+@functools.cache
 def _code(policy: str) -> str:
     factory = PEERS[policy] if policy in PEERS else registry.factory(policy)
     return fingerprint([*ROOTS, factory.__module__])

@@ -20,7 +20,7 @@ from typing import TypeVar
 import msgspec
 from msgspec import Struct
 
-from warmfront.lab.model import EngineSpec, Outcome, Regime, RunResult
+from warmfront.lab.model import Outcome, Regime, RunResult
 from warmfront.sim.latency import Preset, preset
 
 Row = TypeVar("Row")
@@ -142,13 +142,14 @@ class TtftTargets:
 
     def __init__(self, regime: Regime) -> None:
         self._slo = regime.slo
-        self._preset = _preset(regime.fleet.engines[0])
+        self._engine = regime.fleet.engines[0]
 
     def seconds(self, outcome: Outcome) -> float:
         """Return the target of one request."""
         if not self._slo.ttft_prefills:
             return self._slo.ttft_s
-        return self._slo.ttft_s + self._slo.ttft_prefills * cold_prefill_s(self._preset, outcome.prompt_tokens)
+        engine = preset(self._engine.preset, speed=self._engine.speed)
+        return self._slo.ttft_s + self._slo.ttft_prefills * cold_prefill_s(engine, outcome.prompt_tokens)
 
 
 def cold_prefill_s(preset: Preset, prompt_tokens: int) -> float:
@@ -234,7 +235,3 @@ def _hit_rate(outcomes: Iterable[Outcome]) -> float:
 
 def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values) if values else 0.0
-
-
-def _preset(engine: EngineSpec) -> Preset:
-    return preset(engine.preset, speed=engine.speed)

@@ -131,6 +131,8 @@ def adjusted(names: Sequence[str], *, loads: Sequence[float] = (), requests: int
     if twice:
         raise ConfigError(f"several regimes are named {', '.join(sorted(twice))}: results could not be told apart")
     return tuple(
-        msgspec.structs.replace(regime, loads=tuple(loads) or regime.loads, requests=requests or regime.requests)
+        msgspec.structs.replace(
+            regime, loads=tuple(sorted(set(loads))) or regime.loads, requests=requests or regime.requests
+        )
         for regime in found
     )

@@ -61,8 +61,14 @@ def _winner(comparison: Comparison) -> str:
     if len(ordered) == 1:
         return f"{comparison.metric}: {comparison.figures[tied[0]]}"
     second, score = ordered[1]
-    ahead = f"{100 * (1 / score - 1):.0f} % ahead of {second}" if score >= 0.1 else f"far ahead of {second}"
-    return f"{comparison.metric}: {tied[0]}, {ahead}"
+    return f"{comparison.metric}: {tied[0]}, {_ahead(score)} of {second}"
+
+
+def _ahead(score: float) -> str:
+    """Say how far the best is ahead of a score below 1."""
+    if score < 0.1:
+        return "far ahead"
+    return f"{100 * (1 / score - 1):.0f} % ahead" if score < 0.99 else "less than 1 % ahead"
 
 
 def _place(here: list[Comparison], row: dict[str, Measures]) -> Table:

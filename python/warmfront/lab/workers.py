@@ -1,8 +1,8 @@
 """Tasks spread over processes that never outlive the one that asked.
 
-Each worker is a spawned process (forking is not safe once the core's threads run) at the end of one pipe. It ignores
-Ctrl-C, which a terminal sends to the whole group: the parent ends its workers when it stops iterating for any reason.
-A parent that is killed closes its pipes with it, and a worker leaves when it can neither read nor write.
+Each worker is a spawned process (forking is not safe once the core's threads run) at the end of one pipe. Ctrl-C, which
+a terminal sends to the whole group, does not reach it: the parent ends its workers when it stops iterating for any
+reason. A parent that is killed closes its pipes with it, and a worker leaves when it can neither read nor write.
 
 `concurrent.futures` is not used because its workers survive a killed parent: they hold both ends of their queue.
 """
@@ -12,8 +12,9 @@ from __future__ import annotations
 import signal
 import traceback
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
-from multiprocessing import connection, get_context
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
+from multiprocessing import connection, get_context, resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from typing import Any, Generic, TypeVar
@@ -96,7 +97,8 @@ class _Worker:
         self.pipe, theirs = context.Pipe()
         self._number = -1
         self._process: SpawnProcess = context.Process(target=_serve, args=(theirs, perform), daemon=True)
-        self._process.start()
+        with _interrupts_blocked():
+            self._process.start()
         theirs.close()
 
     def give(self, number: int, task: object) -> None:
@@ -119,9 +121,19 @@ class _Worker:
             self._process.join()
 
 
+@contextmanager
+def _interrupts_blocked() -> Iterator[None]:
+    """Keep SIGINT back; a process that is started meanwhile inherits that, from its first instruction on."""
+    resource_tracker.ensure_running()  # else the first start would start it, which ends the blocking
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _serve(pipe: Connection, perform: Callable[[Any, Report], Any]) -> None:
     """Perform what comes until nobody is at the other end."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     while True:
         try:
             number, task = pipe.recv()

@@ -9,16 +9,8 @@ from pathlib import Path
 
 import pytest
 from support import lab
-from support.lab import die, double, fail_on_odd, raise_a_bug, wait_for_ever
+from support.lab import die, double, fail_on_odd, is_running, raise_a_bug, wait_for_ever
 from warmfront.lab.workers import Done, Failure, Progress, spread
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
 
 
 def test_every_task_is_done_once_and_tells_how_far_it_is() -> None:
@@ -57,7 +49,7 @@ def test_leaving_early_ends_the_processes() -> None:
     pids = [int(message.share) for message in started if isinstance(message, Progress)]
     messages.close()
     assert len(pids) == 2
-    assert not any(is_alive(pid) for pid in pids)
+    assert not any(is_running(pid) for pid in pids)
 
 
 ORPHANS = """
@@ -84,11 +76,7 @@ def test_a_parent_that_is_killed_leaves_nobody(tmp_path: Path) -> None:
     )  # returns when the last holder of the pipe, the worker, is gone
     pid = int(parent.stdout)
     assert parent.returncode == -9
-    assert not is_alive(pid) or pid_is_zombie(pid)
-
-
-def pid_is_zombie(pid: int) -> bool:
-    return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] == "Z"
+    assert not is_running(pid)
 
 
 @pytest.mark.parametrize("jobs", [1, 8])
