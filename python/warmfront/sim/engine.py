@@ -36,6 +36,11 @@ class EngineConfig:
     """Prompt and answer together."""
     max_batched_tokens: int = 2048
     max_sequences: int = 256
+    host_blocks: int = 0
+    """Blocks of a second tier in host memory; 0: none."""
+    disk_blocks: int = 0
+    adapter_slots: int = 0
+    """Adapters on the device at a time; 0: all, always."""
 
     def __post_init__(self) -> None:
         if self.max_sequences > self.max_batched_tokens:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
-from support.lab import GOOD, regime
+from support.lab_figures import GOOD, regime
 from warmfront.clock import ManualClock
 from warmfront.config import PolicyConfig, RouterConfig
 from warmfront.errors import ConfigError

@@ -6,7 +6,7 @@ import re
 from html.parser import HTMLParser
 
 import pytest
-from support.lab import figures, regime, results, three_policies
+from support.lab_figures import figures, regime, results, three_policies
 from warmfront.lab.results import Cell
 
 pytest.importorskip("matplotlib", reason="the extra lab is not installed")

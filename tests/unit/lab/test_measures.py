@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from support.lab import GOOD, figures, outcome, regime, result
+from support.lab_figures import GOOD, figures, outcome, regime, result
 from warmfront.lab.measures import TtftTargets, cold_prefill_s, histogram_percentile, mean, measure, percentile
 from warmfront.sim.latency import preset
 

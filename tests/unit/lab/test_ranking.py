@@ -6,7 +6,7 @@ import math
 from pathlib import Path
 
 import pytest
-from support.lab import figures, regime, results, three_policies
+from support.lab_figures import figures, regime, results, three_policies
 from warmfront.errors import ConfigError
 from warmfront.lab import ranking
 from warmfront.lab.results import Cell, Metric, read, scores, significant, write

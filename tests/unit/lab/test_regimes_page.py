@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support.lab import figures, results, three_policies
+from support.lab_figures import figures, results, three_policies
 from warmfront.errors import ConfigError
 from warmfront.lab import grid
 from warmfront.lab.ranking import comparisons

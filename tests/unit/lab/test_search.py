@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.lab import GOOD, figures, regime
+from support.lab_figures import GOOD, figures, regime
 from warmfront.lab.measures import Measures
 from warmfront.lab.search import PROBES_MAX, TOLERANCE, Sustained, interpolate, search
 

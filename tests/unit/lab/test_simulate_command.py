@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from support.lab import is_running
+from support.lab_figures import is_running
 from warmfront.cli import main
 from warmfront.lab.results import read
 

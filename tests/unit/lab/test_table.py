@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 
 from rich.console import Console
-from support.lab import figures, results, three_policies
+from support.lab_figures import figures, results, three_policies
 from warmfront.lab.results import Cell, Results
 from warmfront.lab.table import tables
 

@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from support import lab
-from support.lab import die, double, fail_on_odd, is_running, raise_a_bug, wait_for_ever
+from support import lab_figures
+from support.lab_figures import die, double, fail_on_odd, is_running, raise_a_bug, wait_for_ever
 from warmfront.lab.workers import Done, Failure, Progress, spread
 
 
@@ -54,7 +54,7 @@ def test_leaving_early_ends_the_processes() -> None:
 
 ORPHANS = """
 import os, signal
-from support.lab import report_for_ever
+from support.lab_figures import report_for_ever
 from warmfront.lab.workers import spread
 if __name__ == "__main__":
     for message in spread(report_for_ever, [0], jobs=1):
@@ -66,7 +66,7 @@ if __name__ == "__main__":
 def test_a_parent_that_is_killed_leaves_nobody(tmp_path: Path) -> None:
     script = tmp_path / "parent.py"
     script.write_text(ORPHANS, encoding="utf-8")
-    path = os.pathsep.join([str(Path(lab.__file__).parents[1]), *sys.path])
+    path = os.pathsep.join([str(Path(lab_figures.__file__).parents[1]), *sys.path])
     parent = subprocess.run(
         [sys.executable, str(script)],
         env=os.environ | {"PYTHONPATH": path},
