@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from msgspec.structs import replace
-from support.routing import replica, request
 from warmfront.config import CostConfig
 from warmfront.lab.model import SimRequest
 from warmfront.lab.peers import PEERS
 from warmfront.policy.base import no_overlap
 from warmfront.router.fleet import Pool
 from warmfront.types import Choice, EngineLoad, PoolState, ReplicaState, Request, Slot
+
+from support.routing import replica, request
 
 
 class PlainView:

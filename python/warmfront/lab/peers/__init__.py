@@ -25,7 +25,9 @@ def _lazily(module: str, name: str) -> PeerFactory:
 
 
 PEERS: dict[str, PeerFactory] = {
+    "aibrix_prefix_cache": _lazily("aibrix", "PrefixCache"),
     "cacheroute": _lazily("cacheroute", "CacheRoute"),
+    "dualmap": _lazily("dualmap", "DualMap"),
     "dynamo_kv": _lazily("dynamo", "Kv"),
     "dynamo_kv_decay": _lazily("dynamo", "KvDecay"),
     "dynamo_kv_tiers": _lazily("dynamo", "KvTiers"),
@@ -34,7 +36,12 @@ PEERS: dict[str, PeerFactory] = {
     "llmd_precise": _lazily("llmd", "Precise"),
     "lmetric": _lazily("lmetric", "LMetric"),
     "min_ttft": _lazily("mooncake", "MinTtft"),
+    "preble": _lazily("preble", "E2"),
+    "productionstack_loadaware": _lazily("productionstack", "LoadAware"),
+    "productionstack_prefixaware": _lazily("productionstack", "PrefixAware"),
+    "ray_prefix_affinity": _lazily("ray", "PrefixAffinity"),
     "sglang_cache_aware": _lazily("sglang", "CacheAware"),
     "smetric": _lazily("lmetric", "SMetric"),
+    "vllm_router_kv_aware": _lazily("vllm_router", "KvAware"),
 }
 """Name → what makes the policy; its module is imported on the first call."""

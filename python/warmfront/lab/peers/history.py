@@ -3,7 +3,7 @@
 A block is in the history of a slot from the request that sent it there until it falls out of a bound; nothing tells
 what the engine really kept. One dictionary holds a bit mask of slots for each block, so a lookup costs one step a
 block whatever the number of replicas. Recency is kept by request and not by block, which makes a request of 500 blocks
-one entry. What is easy to get wrong: systems differ in which end of a prompt they forget first; engines forget the tail.
+one entry. What is easy to get wrong: systems differ in which end of a prompt they forget first.
 """
 
 from __future__ import annotations

@@ -130,7 +130,7 @@ def test_less_than_four_fifths_do_not() -> None:
 
 def test_stickiness_ends_beyond_18_seconds_of_backlog() -> None:
     small = affinity()
-    limit = int(18 * 15_928)
+    limit = 18 * 15_928
     small.fleet.pending_tokens[:] = [500, 0, limit]
     assert small.slots(prompt(1, 8)) == {2}
     small.fleet.pending_tokens[:] = [500, 0, limit + 1]
