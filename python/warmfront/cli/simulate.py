@@ -78,7 +78,7 @@ def command(
     that column; ▼ marks one more than 3 % behind it.
     """
     from warmfront.lab import plan as planning  # loads the router and the core
-    from warmfront.lab import results as files
+    from warmfront.lab import results_file
     from warmfront.lab.display import progress
     from warmfront.lab.table import tables
 
@@ -106,7 +106,7 @@ def command(
     results = plan.results(finished, command=_typed())
     show(*tables(results))
     if json_path:
-        files.write(results, json_path)
+        results_file.write(results, json_path)
     if html_path and render:
         html_path.write_text(render(results), encoding="utf-8")
 

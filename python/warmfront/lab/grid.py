@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from warmfront.clock import Clock
-from warmfront.lab import regimes_page, results
+from warmfront.lab import regimes_page, results_file
 from warmfront.lab.cache import Cache
 from warmfront.lab.cells import CellTask, SearchTask, Task, perform
 from warmfront.lab.display import progress
@@ -111,7 +111,7 @@ def write(grid: Grid, cache: Cache, root: Path) -> None:
         ConfigError: See `regimes_page.render`.
     """
     done = [(task, result) for task in grid.tasks() if (result := cache.get(task)) is not None]
-    results.write(grid.results(done, command="make lab"), root / DATA)
+    results_file.write(grid.results(done, command="make lab"), root / DATA)
     (root / PAGE).write_text(page(root), encoding="utf-8")
 
 
@@ -121,4 +121,4 @@ def page(root: Path) -> str:
     Raises:
         ConfigError: See `regimes_page.render`.
     """
-    return regimes_page.render(results.read(root / DATA), regimes_page.read_reasons(root / REASONS))
+    return regimes_page.render(results_file.read(root / DATA), regimes_page.read_reasons(root / REASONS))

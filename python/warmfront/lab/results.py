@@ -1,4 +1,4 @@
-"""Results of many runs as one value that a file holds, with all that is needed to make them again.
+"""Results of many runs as one value, with all that is needed to make them again.
 
 A cell is one regime, policy and load, averaged over the seeds. Scores compare a cell with the best policy of the same
 regime and load: 1 is the best, 0.5 is twice as late (or half as good), always higher is better, never above 1.
@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any, Literal
 
-import msgspec
 from msgspec import Struct
 
-from warmfront.errors import ConfigError
 from warmfront.lab.measures import Measures
 from warmfront.lab.model import Regime
 
@@ -134,43 +131,6 @@ def compare(row: Mapping[str, Measures], metric: Metric) -> dict[str, float]:
     """Score every policy of one regime and load by one metric."""
     figures = {policy: metric.of(measures) for policy, measures in row.items()}
     return scores(figures, is_higher_better=metric.is_higher_better)
-
-
-def write(results: Results, path: Path) -> None:
-    """Write a file that `read` takes, one cell a line, figures to six significant digits.
-
-    Raises:
-        OSError: It cannot be written.
-    """
-    tree = _rounded(msgspec.to_builtins(results))
-    lists = {name: tree.pop(name) for name in ("cells", "searches")}
-    head = msgspec.json.format(msgspec.json.encode(tree), indent=1).decode().removesuffix("\n}")
-    parts = [f',\n "{name}": [\n{_lines(rows)}\n ]' for name, rows in lists.items()]
-    path.write_text(f"{head}{''.join(parts)}\n}}\n", encoding="utf-8")
-
-
-def read(path: Path) -> Results:
-    """Read what `write` wrote.
-
-    Raises:
-        ConfigError: There is no such file, or it is something else.
-    """
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=Results)
-    except (OSError, msgspec.DecodeError) as error:
-        raise ConfigError(f"{path}: {error}") from error
-
-
-def _lines(rows: Iterable[Any]) -> str:
-    return ",\n".join(msgspec.json.encode(row).decode() for row in rows)
-
-
-def _rounded(tree: Any) -> Any:
-    if isinstance(tree, float):
-        return float(f"{tree:.6g}")
-    if isinstance(tree, dict):
-        return {name: _rounded(value) for name, value in tree.items()}
-    return [_rounded(value) for value in tree] if isinstance(tree, list | tuple) else tree
 
 
 def significant(value: float) -> str:

@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner, Result
 from support.lab_figures import is_running
 from warmfront.cli import main
-from warmfront.lab.results import read
+from warmfront.lab.results_file import read
 
 pytest.importorskip("warmfront.core", reason="the core is not built", exc_type=ImportError)
 
