@@ -6,6 +6,7 @@ two versions.
 
 from __future__ import annotations
 
+import logging
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -55,6 +56,7 @@ def perform(task: Task, report: Report) -> Result:
     Raises:
         ConfigError: The regime or the policy cannot be run.
     """
+    logging.getLogger("warmfront").setLevel(logging.ERROR)  # the router's warnings are for who runs a fleet
     if isinstance(task, CellTask):
         return _measured(task, report)
     return _searched(task, report)

@@ -19,8 +19,10 @@ from warmfront.lab.model import Regime
 from warmfront.lab.plan import Plan
 from warmfront.lab.workers import Done, Failure, Progress, spread
 
+LOADS_MAX = 5
+"""Loads of a regime that are considered, from the lowest: a ladder of many goes far beyond saturation."""
 QUARTILES = (0.25, 0.75)
-"""Where in a regime's list of loads the two lie that are shown: a moderate one, and one near saturation."""
+"""Where among these the two lie that are shown: a moderate one, and one near saturation."""
 RUN_S_PER_REQUEST = 4e-4
 """Guess for the seconds of a run while nothing is known about its regime."""
 SEARCH_RUNS = 8
@@ -54,8 +56,8 @@ class Grid(Plan, frozen=True):
 
 
 def with_two_loads(regime: Regime) -> Regime:
-    """Return a regime with the loads at `QUARTILES` of its list only."""
-    loads = sorted(regime.loads)
+    """Return a regime with the loads at `QUARTILES` of its first `LOADS_MAX` only."""
+    loads = sorted(regime.loads)[:LOADS_MAX]
     chosen = {loads[int((len(loads) - 1) * share + 0.5)] for share in QUARTILES}
     return msgspec.structs.replace(regime, loads=tuple(sorted(chosen)))
 

@@ -79,7 +79,7 @@ def render(results: Results, reasons: Mapping[str, str]) -> str:
     if idle:
         raise ConfigError(f"reasons for regimes that {DEFAULT} does not lose: {', '.join(sorted(idle))}")
     order = [standing.policy for standing in ranking.standings(compared)]
-    parts = [INTRODUCTION.format(default=DEFAULT), _verdicts(compared), _lost(lost, reasons)]
+    parts = [INTRODUCTION.format(default=DEFAULT), *_missing(results), _verdicts(compared), _lost(lost, reasons)]
     parts += [_standings(compared, highest)]
     parts += [
         _scores(metric.title, [row for row in compared if row.metric == metric.title], order) for metric in COMPARED
@@ -141,6 +141,15 @@ def _over_all(title: str, rows: Sequence[Comparison]) -> Verdict:
     measured = f"{own.mean:.3f}" + (f" against {rival.mean:.3f} ({rival.policy})" if rival else "")
     target = f"{DEFAULT} is better than each other policy over all cells, geometric mean of {title}"
     return Verdict(target, measured, rival is None or own.mean > rival.mean)
+
+
+def _missing(results: Results) -> list[str]:
+    """Say what was not run, so that nobody takes a part for the whole."""
+    places, policies = results.places(), results.policies()
+    idle = [regime.name for regime in results.regimes if regime.name not in {name for name, _ in places}]
+    lacking = len(places) * len(policies) - len(results.cells)
+    parts = [f"**Regimes that were not run: {', '.join(idle)}.**"] if idle else []
+    return parts + ([f"**{lacking} cells of the regimes below were not run.**"] if lacking else [])
 
 
 def _verdicts(compared: Sequence[Comparison]) -> str:

@@ -116,6 +116,7 @@ def test_a_changed_source_changes_the_fingerprint() -> None:
         ((1.0, 2.0, 3.0), (2.0, 3.0)),
         ((4.0, 3.0, 2.0, 1.0), (2.0, 3.0)),
         ((1.0, 2.0, 3.0, 4.0, 5.0), (2.0, 4.0)),
+        (tuple(map(float, range(1, 17))), (2.0, 4.0)),
     ],
 )
 def test_two_loads_of_a_regime_are_shown(loads: tuple[float, ...], chosen: tuple[float, ...]) -> None:

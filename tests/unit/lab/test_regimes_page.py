@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support.lab_figures import figures, results, three_policies
+from support.lab_figures import figures, regime, results, three_policies
 from warmfront.errors import ConfigError
 from warmfront.lab import grid
 from warmfront.lab.ranking import comparisons
@@ -67,6 +67,15 @@ def test_every_policy_has_a_column_in_every_table_of_scores() -> None:
 def test_results_without_the_default_policy_are_refused() -> None:
     with pytest.raises(ConfigError, match="lack the default policy"):
         render(results(Cell("chat", "peer", 4.0, figures())), {})
+
+
+def test_what_was_not_run_is_said() -> None:
+    cells = [cell for cell in three_policies().cells if (cell.policy, cell.load) != ("peer", 4.0)]
+    page = render(results(*cells, regimes=(regime("chat"), regime("rag"))), {})
+    assert "**Regimes that were not run: rag.**" in page
+    assert "**1 cells of the regimes below were not run.**" in page
+    assert "| chat at 4 | 0.400 s | **1.00** | - | 0.50 |" in page
+    assert "were not run" not in render(three_policies(), {})
 
 
 def test_the_same_results_give_the_same_page() -> None:
