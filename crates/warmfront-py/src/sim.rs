@@ -35,8 +35,7 @@ fn bad_config(error: &EngineError) -> PyErr {
 type PlainEvent = (&'static str, u64, u32, u32);
 
 /// Duration, sampled, finished, admitted with cached tokens, pre-empted, events, prefill tokens, decodes.
-type PlainStep =
-    (f64, Vec<u64>, Vec<u64>, Vec<(u64, u32)>, Vec<u64>, Vec<PlainEvent>, u64, u64);
+type PlainStep = (f64, Vec<u64>, Vec<u64>, Vec<(u64, u32)>, Vec<u64>, Vec<PlainEvent>, u64, u64);
 
 fn plain_event(event: &CacheEvent) -> PlainEvent {
     use warmfront_core::kv::wire::Tier;
@@ -109,16 +108,6 @@ impl SimEngine {
         )
     }
 
-    /// Steps that follow in which nothing happens but one more token for every decoding sequence, and how long the
-    /// first `steps_max` of them take, one by one; they are done when this returns.
-    fn quiet(&self, steps_max: u64) -> Vec<f64> {
-        let mut engine = self.engine.lock();
-        let steps = engine.quiet_steps().min(steps_max);
-        let seconds = (1..=steps).map(|ahead| engine.quiet_step_s(ahead)).collect();
-        engine.skip(steps);
-        seconds
-    }
-
     #[getter]
     fn running(&self) -> usize {
         self.engine.lock().running()
@@ -187,7 +176,7 @@ pub(crate) struct SimFleet {
 impl SimFleet {
     #[new]
     #[pyo3(signature = (*, block_size, seed=0, publish=true, delay_s=0.0, loss=0.0, adapters=Vec::new(),
-        facts_max=20_000_000, predicted_ttl_s=10.0, approximate_ttl_s=600.0))]
+        facts_max=20_000_000, predicted_ttl_s=10.0, approximate_ttl_s=600.0, trace=false))]
     #[allow(clippy::too_many_arguments, reason = "keywords of a Python constructor")]
     fn new(
         block_size: u32,
@@ -199,10 +188,11 @@ impl SimFleet {
         facts_max: u64,
         predicted_ttl_s: f64,
         approximate_ttl_s: f64,
+        trace: bool,
     ) -> Self {
         let index =
             IndexOptions { block_size, facts_max, predicted_ttl_s, approximate_ttl_s, ..IndexOptions::default() };
-        let options = FleetOptions { index, publish, delay_s, loss, seed, adapters };
+        let options = FleetOptions { index, publish, delay_s, loss, seed, trace, adapters };
         Self { fleet: Mutex::new(Fleet::new(options)) }
     }
 
@@ -310,6 +300,12 @@ impl SimFleet {
     /// Histogram of gaps between tokens: upper bound in seconds, and count.
     fn gaps(&self) -> Vec<(f64, u64)> {
         self.fleet.lock().gaps()
+    }
+
+    /// Every step that has ended, when asked for at the start: slot, end in seconds, prompt tokens, decodes.
+    fn trace(&self) -> Vec<(u32, f64, u64, u64)> {
+        let fleet = self.fleet.lock();
+        fleet.trace().iter().map(|step| (step.slot, step.end_s, step.prefill_tokens, step.decodes)).collect()
     }
 
     /// Seconds in which each engine computed, by slot.

@@ -43,7 +43,12 @@ pub fn write(segments: &[Segment], range: Range<usize>, tokens: &mut Vec<u32>) {
 }
 
 /// Hashes of the full blocks of a prompt and what follows it.
-pub fn chain(segments: &[Segment], adapter: Option<&str>, hasher: &BlockHasher, scratch: &mut Vec<u32>) -> Vec<SeqHash> {
+pub fn chain(
+    segments: &[Segment],
+    adapter: Option<&str>,
+    hasher: &BlockHasher,
+    scratch: &mut Vec<u32>,
+) -> Vec<SeqHash> {
     scratch.clear();
     write(segments, 0..length(segments), scratch);
     let extras = BlockExtras { adapter: adapter.map(Into::into), ..BlockExtras::default() };

@@ -54,8 +54,11 @@ mod tests {
         }
         let bins = histogram.bins();
         assert_eq!(bins.iter().map(|(_, count)| count).sum::<u64>(), 10);
-        assert!(bins[1..].iter().zip([0.011, 0.025, 3.0]).all(|((bound, _), value)| {
-            *bound >= value && *bound <= value * GROWTH
-        }));
+        assert!(
+            bins[1..]
+                .iter()
+                .zip([0.011, 0.025, 3.0])
+                .all(|((bound, _), value)| { *bound >= value && *bound <= value * GROWTH })
+        );
     }
 }

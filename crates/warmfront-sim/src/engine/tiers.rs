@@ -22,13 +22,7 @@ struct Shelf {
 
 impl Shelf {
     fn new(capacity: usize) -> Self {
-        Self {
-            capacity,
-            place_of: FastMap::default(),
-            hashes: vec![0],
-            order: Ring::new(1),
-            spare: Vec::new(),
-        }
+        Self { capacity, place_of: FastMap::default(), hashes: vec![0], order: Ring::new(1), spare: Vec::new() }
     }
 
     /// Marks a block as just used; false when it is not here.

@@ -84,8 +84,7 @@ impl Fleet {
             stream: true,
             fallback: None,
         };
-        let prompt =
-            Prompt { pool: POOL.into(), tokens: prompt_tokens, reads_cache: true, hashes: hashes_by_size };
+        let prompt = Prompt { pool: POOL.into(), tokens: prompt_tokens, reads_cache: true, hashes: hashes_by_size };
         self.table.insert(arrival.id, Arc::new(prompt));
         let request = EngineRequest {
             prompt_tokens,
@@ -139,7 +138,7 @@ impl Fleet {
 
     /// The router has refused the request.
     pub fn shed(&mut self, id: RequestId) {
-        self.table.remove(id);
+        self.forget(id);
         self.flights.remove(&id);
     }
 
@@ -158,7 +157,7 @@ impl Fleet {
                 member.work = Work::Starting;
                 Some(self.now_s)
             }
-            Work::Quiet(_) => member.cut(self.now_s, &mut self.gaps),
+            Work::Quiet(_) => member.cut(self.now_s, &mut self.tally),
             Work::Starting | Work::Step(_) => None,
         };
         if let Some(at_s) = begins_s {
@@ -169,7 +168,7 @@ impl Fleet {
     /// The engine answers that the request is longer than it takes.
     fn refused(&mut self, id: RequestId, slot: Slot) {
         self.table.withdrawn(id);
-        self.table.remove(id);
+        self.forget(id);
         self.flights.remove(&id);
         self.events.push(Event::Finished { id, time_s: self.now_s, slot, status: 400, usage: None, chunks: 0 });
     }
@@ -181,7 +180,7 @@ impl Fleet {
         let tried = flight.tried.clone();
         self.table.withdrawn(id);
         if began {
-            self.table.remove(id);
+            self.forget(id);
             self.flights.remove(&id);
         }
         self.events.push(Event::Failed { id, time_s: self.now_s, error: UNREACHED.into(), tried, began });
@@ -195,7 +194,7 @@ impl Fleet {
         ids.sort_unstable(); // the order of a map is not ours
         for id in ids {
             let Some(flight) = self.flights.remove(&id) else { continue };
-            self.table.remove(id);
+            self.forget(id);
             let (time_s, error) = (self.now_s, MIDSTREAM.to_owned());
             self.events.push(Event::Failed { id, time_s, error, tried: flight.tried, began: true });
         }
@@ -232,7 +231,7 @@ impl Fleet {
         let Some(flight) = self.flights.get_mut(&id) else { return };
         if flight.has_begun {
             let seconds = self.now_s - flight.paused_s;
-            self.members[slot as usize].note_gaps(seconds, 1, &mut self.gaps);
+            self.members[slot as usize].note_gaps(seconds, 1, &mut self.tally);
             return;
         }
         flight.has_begun = true;
@@ -241,7 +240,7 @@ impl Fleet {
 
     fn finished(&mut self, id: RequestId, slot: Slot) {
         let Some(flight) = self.flights.remove(&id) else { return };
-        self.table.remove(id);
+        self.forget(id);
         self.members[slot as usize].in_flight -= 1;
         let usage = Usage {
             prompt_tokens: Some(flight.request.prompt_tokens),

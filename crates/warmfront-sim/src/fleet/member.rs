@@ -2,8 +2,8 @@
 
 use warmfront_core::mailbox::Slot;
 
+use super::{Tally, Traced};
 use crate::engine::{Engine, EngineConfig, StepResult};
-use crate::histogram::Histogram;
 
 /// What is known of a replica for as long as it exists.
 #[derive(Clone, Debug)]
@@ -43,6 +43,7 @@ pub(super) struct Pace {
 
 #[derive(Debug)]
 pub(super) struct Member {
+    pub(super) slot: Slot,
     pub(super) spec: Spec,
     /// `None`: its process does not run.
     pub(super) engine: Option<Engine>,
@@ -61,8 +62,9 @@ pub(super) struct Member {
 }
 
 impl Member {
-    pub(super) fn new(spec: Spec) -> Self {
+    pub(super) fn new(slot: Slot, spec: Spec) -> Self {
         Self {
+            slot,
             spec,
             engine: None,
             work: Work::Idle,
@@ -97,7 +99,7 @@ impl Member {
     }
 
     /// Accounts for the quiet steps that have ended by `now_s`.
-    pub(super) fn settle(&mut self, now_s: f64, gaps: &mut Histogram) {
+    pub(super) fn settle(&mut self, now_s: f64, tally: &mut Tally) {
         let (Work::Quiet(quiet), Some(engine)) = (&mut self.work, &self.engine) else { return };
         let sequences = engine.running() as u64;
         while quiet.done < quiet.steps {
@@ -110,13 +112,14 @@ impl Member {
             self.busy_s += seconds;
             self.pace.gaps += sequences;
             self.pace.seconds += sequences as f64 * seconds;
-            gaps.add(seconds, sequences);
+            tally.gaps.add(seconds, sequences);
+            tally.note(Traced { slot: self.slot, end_s: quiet.at_s, prefill_tokens: 0, decodes: sequences });
         }
     }
 
     /// Ends the quiet steps with the one under way at `now_s`, because a request has come; returns when that is.
-    pub(super) fn cut(&mut self, now_s: f64, gaps: &mut Histogram) -> Option<f64> {
-        self.settle(now_s, gaps);
+    pub(super) fn cut(&mut self, now_s: f64, tally: &mut Tally) -> Option<f64> {
+        self.settle(now_s, tally);
         let (Work::Quiet(quiet), Some(engine)) = (&mut self.work, &self.engine) else { return None };
         let is_between = quiet.at_s >= now_s;
         quiet.steps = quiet.done + u64::from(!is_between);
@@ -124,8 +127,8 @@ impl Member {
     }
 
     /// Closes the quiet steps, all of which have ended.
-    pub(super) fn close(&mut self, now_s: f64, gaps: &mut Histogram) {
-        self.settle(now_s, gaps);
+    pub(super) fn close(&mut self, now_s: f64, tally: &mut Tally) {
+        self.settle(now_s, tally);
         let (Work::Quiet(quiet), Some(engine)) = (&self.work, &mut self.engine) else { return };
         debug_assert_eq!(quiet.done, quiet.steps, "the appointment is the end of the last step");
         engine.skip(quiet.done);
@@ -133,16 +136,18 @@ impl Member {
     }
 
     /// Accounts for a step that has ended.
-    pub(super) fn ended(&mut self, result: &StepResult, gaps: &mut Histogram) {
+    pub(super) fn ended(&mut self, now_s: f64, result: &StepResult, tally: &mut Tally) {
         self.busy_s += result.duration_s;
-        self.note_gaps(result.duration_s, result.decodes, gaps);
+        self.note_gaps(result.duration_s, result.decodes, tally);
+        let (prefill_tokens, decodes) = (result.prefill_tokens, result.decodes);
+        tally.note(Traced { slot: self.slot, end_s: now_s, prefill_tokens, decodes });
     }
 
-    pub(super) fn note_gaps(&mut self, seconds: f64, count: u64, gaps: &mut Histogram) {
+    pub(super) fn note_gaps(&mut self, seconds: f64, count: u64, tally: &mut Tally) {
         if count > 0 {
             self.pace.gaps += count;
             self.pace.seconds += count as f64 * seconds;
-            gaps.add(seconds, count);
+            tally.gaps.add(seconds, count);
         }
     }
 }

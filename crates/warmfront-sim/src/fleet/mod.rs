@@ -22,7 +22,7 @@ use warmfront_core::fleet::FleetView;
 use warmfront_core::index::{FastMap, Index, IndexOptions};
 use warmfront_core::mailbox::{Event, RequestId, Slot};
 use warmfront_core::overlap::PoolOverlap;
-use warmfront_core::requests::RequestTable;
+use warmfront_core::requests::{Prompt, RequestTable};
 
 use crate::engine::{Engine, EngineConfig, EngineError};
 use crate::histogram::Histogram;
@@ -47,6 +47,8 @@ pub struct FleetOptions {
     pub loss: f64,
     /// Of what is random here: which batches are lost.
     pub seed: u64,
+    /// Whether every step is written down, for comparisons.
+    pub trace: bool,
     /// Names under which adapters are served, besides the base model's, which is the pool's.
     pub adapters: Vec<String>,
 }
@@ -58,6 +60,30 @@ pub struct Load {
     pub waiting: u64,
     /// Share of KV blocks held by running requests.
     pub kv_usage: f64,
+}
+
+/// A step that has ended.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Traced {
+    pub slot: Slot,
+    pub end_s: f64,
+    pub prefill_tokens: u64,
+    pub decodes: u64,
+}
+
+/// Where the steps of all engines add up.
+#[derive(Debug, Default)]
+struct Tally {
+    gaps: Histogram,
+    trace: Option<Vec<Traced>>,
+}
+
+impl Tally {
+    fn note(&mut self, step: Traced) {
+        if let Some(trace) = &mut self.trace {
+            trace.push(step);
+        }
+    }
 }
 
 /// Engines, index and clock.
@@ -76,7 +102,9 @@ pub struct Fleet {
     flights: FastMap<RequestId, Flight>,
     /// What has happened and was not taken yet.
     events: Vec<Event>,
-    gaps: Histogram,
+    /// Prompts of requests that ended since time last moved.
+    ended: FastMap<RequestId, Arc<Prompt>>,
+    tally: Tally,
     imbalance: Vec<f64>,
     scratch: Vec<u32>,
 }
@@ -98,7 +126,8 @@ impl Fleet {
             version: 0,
             flights: FastMap::default(),
             events: Vec::new(),
-            gaps: Histogram::default(),
+            ended: FastMap::default(),
+            tally: Tally { gaps: Histogram::default(), trace: options.trace.then(Vec::new) },
             imbalance: Vec::new(),
             scratch: Vec::new(),
             options,
@@ -112,16 +141,11 @@ impl Fleet {
     // -- who is there. The router learns of it with the next `probe`.
 
     /// Adds a replica whose process does not run yet. Slots are never given twice.
-    pub fn join(
-        &mut self,
-        config: EngineConfig,
-        caching: bool,
-        lacks: Vec<String>,
-    ) -> Result<Slot, EngineError> {
+    pub fn join(&mut self, config: EngineConfig, caching: bool, lacks: Vec<String>) -> Result<Slot, EngineError> {
         Engine::new(config.clone())?;
         let slot = self.members.len() as Slot;
         let id = format!("http://engine-{slot}:8000");
-        self.members.push(Member::new(Spec { id, config, caching, lacks }));
+        self.members.push(Member::new(slot, Spec { id, config, caching, lacks }));
         Ok(slot)
     }
 
@@ -152,7 +176,7 @@ impl Fleet {
     pub fn crash(&mut self, slot: Slot) {
         self.catch_up();
         let Some(member) = self.members.get_mut(slot as usize) else { return };
-        member.settle(self.now_s, &mut self.gaps);
+        member.settle(self.now_s, &mut self.tally);
         if let Some(engine) = member.engine.take() {
             member.preemptions += engine.counters().preemptions;
         }
@@ -178,6 +202,7 @@ impl Fleet {
 
     /// Moves time to `until_s`, or to the first moment before it at which there are events to take. Returns that time.
     pub fn advance(&mut self, until_s: f64) -> f64 {
+        self.ended.clear();
         while let Some(next) = self.appointments.peek().copied().filter(|next| next.at_s <= until_s) {
             if !self.events.is_empty() && next.at_s > self.now_s {
                 return self.now_s;
@@ -203,7 +228,7 @@ impl Fleet {
     pub fn pace(&mut self) {
         let (mut slots, mut gaps, mut gap_seconds) = (Vec::new(), Vec::new(), Vec::new());
         for (slot, member) in self.members.iter_mut().enumerate() {
-            member.settle(self.now_s, &mut self.gaps);
+            member.settle(self.now_s, &mut self.tally);
             let pace = std::mem::take(&mut member.pace);
             if pace.gaps > 0 {
                 slots.push(slot as Slot);
@@ -233,9 +258,10 @@ impl Fleet {
         self.table.dispatched_at(id, slot, self.now_s)
     }
 
-    /// Hashes of the full blocks of a request's prompt.
+    /// Hashes of the full blocks of a request's prompt; still known while time stands at its end.
     pub fn blocks(&self, id: RequestId) -> Result<Vec<u64>, CoreError> {
-        let prompt = self.table.get(id)?;
+        let ended = self.ended.get(&id).cloned();
+        let prompt = ended.map_or_else(|| self.table.get(id), Ok)?;
         Ok(prompt.at(self.options.index.block_size).iter().map(|hash| hash.0).collect())
     }
 
@@ -243,7 +269,12 @@ impl Fleet {
 
     /// All gaps between two tokens: upper bound of each bin in seconds, and count.
     pub fn gaps(&self) -> Vec<(f64, u64)> {
-        self.gaps.bins()
+        self.tally.gaps.bins()
+    }
+
+    /// Every step that has ended, when the fleet was told to write them down.
+    pub fn trace(&self) -> &[Traced] {
+        self.tally.trace.as_deref().unwrap_or_default()
     }
 
     /// Seconds in which each engine computed.
@@ -272,6 +303,14 @@ impl Fleet {
         self.feed.catch_up(&self.index, self.now_s);
     }
 
+    /// The request has ended: its blocks are not in use any more.
+    fn forget(&mut self, id: RequestId) {
+        if let Ok(prompt) = self.table.get(id) {
+            self.ended.insert(id, prompt);
+        }
+        self.table.remove(id);
+    }
+
     fn appoint(&mut self, slot: Slot, at_s: f64) {
         let member = &mut self.members[slot as usize];
         member.epoch += 1;
@@ -285,12 +324,12 @@ impl Fleet {
         match std::mem::replace(&mut member.work, Work::Idle) {
             Work::Idle | Work::Starting => {}
             Work::Step(result) => {
-                member.ended(&result, &mut self.gaps);
+                member.ended(self.now_s, &result, &mut self.tally);
                 self.deliver(slot, &result);
             }
             Work::Quiet(quiet) => {
                 member.work = Work::Quiet(quiet);
-                member.close(self.now_s, &mut self.gaps);
+                member.close(self.now_s, &mut self.tally);
             }
         }
         if let Some(end_s) = self.members[slot as usize].begin(self.now_s) {
@@ -301,10 +340,6 @@ impl Fleet {
 
 impl Load {
     fn of(engine: &Engine) -> Self {
-        Self {
-            running: engine.running() as u64,
-            waiting: engine.waiting() as u64,
-            kv_usage: engine.pool().usage(),
-        }
+        Self { running: engine.running() as u64, waiting: engine.waiting() as u64, kv_usage: engine.pool().usage() }
     }
 }

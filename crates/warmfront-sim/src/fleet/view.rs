@@ -40,7 +40,12 @@ impl Fleet {
             model_cards: Vec::new(),
             tokens: Tokens::Exact,
             tokenizer: None,
-            replicas: self.members.iter().enumerate().map(|(slot, member)| self.replica(slot as Slot, member)).collect(),
+            replicas: self
+                .members
+                .iter()
+                .enumerate()
+                .map(|(slot, member)| self.replica(slot as Slot, member))
+                .collect(),
             block_sizes: vec![block_size],
             indexes: BTreeMap::from([(block_size, Arc::clone(&self.index))]),
         }
