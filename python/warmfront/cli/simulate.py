@@ -79,7 +79,7 @@ def command(
     """
     from warmfront.lab import plan as planning  # loads the router and the core
     from warmfront.lab import results_file
-    from warmfront.lab.display import progress
+    from warmfront.lab.display import bar
     from warmfront.lab.table import tables
 
     if is_listing:
@@ -98,7 +98,7 @@ def command(
     )
     tasks = plan.tasks()
     try:
-        with progress(len(tasks)) as advanced:
+        with bar("simulating") as advanced:
             finished = planning.carry_out(tasks, jobs=jobs or os.cpu_count() or 1, advanced=advanced)
     except KeyboardInterrupt:
         click.echo("interrupted: no results", err=True)

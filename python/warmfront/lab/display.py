@@ -1,19 +1,23 @@
-"""A bar that says how far a long run is, on standard error, and only where somebody looks."""
+"""A progress bar for work that takes seconds: on a terminal only, on standard error, gone when the work is done."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+REFRESH_PER_S = 4.0
 
 
-@contextmanager
-def progress(total: int) -> Iterator[Callable[[float], None]]:
-    """Show a bar; what is yielded takes the tasks that are done, fractions included."""
+@contextlib.contextmanager
+def bar(title: str) -> Iterator[Callable[[float, int], None]]:
+    """Give a function that takes how much is done and how much there is."""
     console = Console(stderr=True)
-    columns = (TextColumn("simulating"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as shown:
-        bar = shown.add_task("", total=total)
-        yield lambda done: shown.update(bar, completed=done)
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    with Progress(
+        *columns, console=console, transient=True, refresh_per_second=REFRESH_PER_S, disable=not console.is_terminal
+    ) as shown:
+        task = shown.add_task(title, total=None)
+        yield lambda done, total: shown.update(task, completed=done, total=total)

@@ -13,7 +13,7 @@ from warmfront.clock import Clock
 from warmfront.lab import regimes_page, results_file
 from warmfront.lab.cache import Cache
 from warmfront.lab.cells import CellTask, SearchTask, Task, perform
-from warmfront.lab.display import progress
+from warmfront.lab.display import bar
 from warmfront.lab.measures import Measures
 from warmfront.lab.model import Regime
 from warmfront.lab.plan import Plan
@@ -93,14 +93,14 @@ def run(tasks: Sequence[Task], cache: Cache, *, jobs: int, budget_s: float | Non
     failures: list[str] = []
     end_s = clock.now_s() + budget_s if budget_s is not None else float("inf")
     done = 0
-    with progress(len(tasks)) as advanced, closing(spread(perform, tasks, jobs=jobs)) as messages:
+    with bar("simulating") as advanced, closing(spread(perform, tasks, jobs=jobs)) as messages:
         for message in messages:
             if isinstance(message, Done):
                 cache.put(tasks[message.number], message.result)
             elif isinstance(message, Failure):
                 failures.append(f"{tasks[message.number]}: {message.message}")
             done += not isinstance(message, Progress)
-            advanced(done)
+            advanced(done, len(tasks))
             if clock.now_s() > end_s:
                 break
     return failures

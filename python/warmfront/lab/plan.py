@@ -76,13 +76,13 @@ class Plan(Struct, frozen=True):
         )
 
 
-def carry_out(tasks: Sequence[Task], *, jobs: int, advanced: Callable[[float], None]) -> list[tuple[Task, Result]]:
+def carry_out(tasks: Sequence[Task], *, jobs: int, advanced: Callable[[float, int], None]) -> list[tuple[Task, Result]]:
     """Run tasks in processes and return what came of each, in the order of `tasks`.
 
     Args:
         tasks: See `Plan.tasks`.
         jobs: Processes.
-        advanced: Told how many tasks' worth of work is done, fractions included.
+        advanced: Told how many tasks' worth of work is done, fractions included, and how many there are.
 
     Raises:
         SimulationError: The first task that failed; the others are ended.
@@ -97,7 +97,7 @@ def carry_out(tasks: Sequence[Task], *, jobs: int, advanced: Callable[[float], N
                 shares[message.number], results[message.number] = 1.0, message.result
             else:
                 raise SimulationError(f"{tasks[message.number]}: {message.message}")
-            advanced(sum(shares))
+            advanced(sum(shares), len(tasks))
     return [(task, results[number]) for number, task in enumerate(tasks)]
 
 

@@ -21,8 +21,8 @@ import msgspec
 from msgspec import Meta, Struct
 
 from warmfront.errors import ConfigError
+from warmfront.lab.jobs import Job, Step
 from warmfront.lab.traces import lines
-from warmfront.lab.workloads.plan import Job, Step
 
 FORMAT = "warmfront-workload"
 VERSION = 1
@@ -151,7 +151,7 @@ def jobs(path: Path) -> list[Job]:
             following[row.after].append(step)
         else:
             first[row.job].append((row.at_s or 0.0, step))
-    return sorted((_job(begun[::-1]) for begun in first.values()), key=lambda job: job.at_s)
+    return sorted((_job(begun[::-1]) for _, begun in sorted(first.items())), key=lambda job: job.at_s)
 
 
 def _job(begun: list[tuple[float, Step]]) -> Job:

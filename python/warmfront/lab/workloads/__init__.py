@@ -7,7 +7,7 @@ comes from the seed and is drawn before anything is sent, so that no policy can 
 from __future__ import annotations
 
 from warmfront.lab.workloads import bursts, mixtures, prompts, recorded, sessions
-from warmfront.lab.workloads.plan import Draw
+from warmfront.lab.workloads.draw import Draw
 from warmfront.lab.workloads.registry import KINDS, Kind, Workload, read
 
 __all__ = ["KINDS", "Draw", "Kind", "Workload", "bursts", "mixtures", "prompts", "read", "recorded", "sessions"]

@@ -12,9 +12,10 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
+from warmfront.lab.jobs import Job, Step
 from warmfront.lab.model import Segment
 from warmfront.lab.workloads.amounts import Amount, Lognormal, Natural, draw_count, most
-from warmfront.lab.workloads.plan import Draw, Job, Step
+from warmfront.lab.workloads.draw import Draw
 from warmfront.lab.workloads.registry import kind
 
 Count = Annotated[int, Meta(ge=1)]

@@ -13,8 +13,9 @@ from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from warmfront.errors import ConfigError
+from warmfront.lab.jobs import Job, Step, count
 from warmfront.lab.workloads.amounts import Positive
-from warmfront.lab.workloads.plan import Draw, Job, Step, count
+from warmfront.lab.workloads.draw import Draw
 from warmfront.lab.workloads.registry import Workload, kind, read
 
 Table = dict[str, Any]

@@ -13,12 +13,13 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
+from warmfront.lab.jobs import Job, Step
 from warmfront.lab.traces import azure as azure_format
 from warmfront.lab.traces import locate
 from warmfront.lab.traces import mooncake as mooncake_format
 from warmfront.lab.traces import workload as workload_format
 from warmfront.lab.workloads.amounts import Natural
-from warmfront.lab.workloads.plan import Draw, Job, Step
+from warmfront.lab.workloads.draw import Draw
 from warmfront.lab.workloads.registry import kind
 
 Count = Annotated[int, Meta(ge=1)]

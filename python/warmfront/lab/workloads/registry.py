@@ -13,9 +13,10 @@ import msgspec
 from msgspec import Struct
 
 from warmfront.errors import ConfigError
+from warmfront.lab.jobs import Job
 from warmfront.lab.model import Source
 from warmfront.lab.workloads.arrivals import Arrival, Closed, Poisson, times
-from warmfront.lab.workloads.plan import Draw, Job
+from warmfront.lab.workloads.draw import Draw
 from warmfront.lab.workloads.source import JobSource, UserSource, limited
 
 Parameters = TypeVar("Parameters", bound=Struct)
@@ -48,9 +49,18 @@ class Workload(Struct, frozen=True):
             arrivals = times(self.arrival or Poisson(), draw.load, draw.stream("arrivals"))
         return self.kind.jobs(self.parameters, draw, arrivals)
 
+    def limited_jobs(self, draw: Draw) -> Iterator[Job]:
+        """Yield jobs that hold `draw.requests` requests together, or fewer when a trace ends."""
+        return limited(self.jobs(draw), draw.requests)
+
+    @property
+    def waits(self) -> bool:
+        """Whether users wait for their answers before they go on."""
+        return isinstance(self.arrival, Closed)
+
     def source(self, draw: Draw) -> Source:
         """Return the running workload."""
-        jobs = limited(self.jobs(draw), draw.requests)
+        jobs = self.limited_jobs(draw)
         if isinstance(self.arrival, Closed):
             return UserSource(jobs, max(1, round(draw.load)), self.arrival, draw.stream("think"))
         return JobSource(jobs)

@@ -13,6 +13,7 @@ from typing import Annotated
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
+from warmfront.lab.jobs import Job, Step
 from warmfront.lab.model import Segment
 from warmfront.lab.workloads.amounts import (
     Amount,
@@ -25,7 +26,7 @@ from warmfront.lab.workloads.amounts import (
     most,
 )
 from warmfront.lab.workloads.amounts import draw as draw_amount
-from warmfront.lab.workloads.plan import Draw, Job, Step
+from warmfront.lab.workloads.draw import Draw
 from warmfront.lab.workloads.registry import kind
 
 TURNS_MAX = 200

@@ -11,10 +11,10 @@ from collections.abc import Iterator, Sequence
 from heapq import heappop, heappush
 from random import Random
 
+from warmfront.lab.jobs import Job, Step, count, cut
 from warmfront.lab.model import SimRequest
 from warmfront.lab.workloads.amounts import draw
 from warmfront.lab.workloads.arrivals import Closed
-from warmfront.lab.workloads.plan import Job, Step, count, cut
 
 
 class JobSource:
@@ -109,8 +109,8 @@ def limited(jobs: Iterator[Job], requests: int) -> Iterator[Job]:
     """Yield jobs until they hold `requests` requests; the last one is cut."""
     left = requests
     for job in jobs:
-        steps = cut(job.steps, left)
-        yield Job(job.at_s, steps)
-        left -= count(steps)
+        size = count(job.steps)
+        yield job if size <= left else Job(job.at_s, cut(job.steps, left))
+        left -= size
         if left <= 0:
             return
