@@ -23,6 +23,7 @@ def traffic(small: Peer, requests: int, seed: int = 3) -> Iterator[tuple[list[in
         fleet.now_s += rng.random()
         for slot in fleet.eligible:
             fleet.in_flight[slot] = rng.randrange(40)
+            fleet.pending[slot] = rng.randrange(1, 9)
             fleet.pending_tokens[slot] = rng.randrange(4000)
             fleet.pending_s[slot] = rng.random()
             fleet.context_tokens[slot] = float(rng.randrange(90_000))

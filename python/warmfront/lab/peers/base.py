@@ -39,6 +39,20 @@ PeerFactory = Callable[[View], Policy]
 """Makes the policy of one pool in one run."""
 
 
+class Prompts:
+    """The blocks of the request in hand: fetched once, however often a decision needs them."""
+
+    def __init__(self, view: View) -> None:
+        self._view = view
+        self._last: tuple[Request | None, Sequence[int]] = (None, ())
+
+    def __call__(self, request: Request) -> Sequence[int]:
+        """Return the chained hashes of the prompt's full blocks."""
+        if self._last[0] is not request:
+            self._last = (request, self._view.blocks(request))
+        return self._last[1]
+
+
 class Members:
     """Notices when a slot got another replica, so that nothing is believed of the new one."""
 

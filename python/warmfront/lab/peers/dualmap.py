@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from warmfront.lab.peers.base import View, choices, then_by_load
+from warmfront.lab.peers.base import Prompts, View, choices, then_by_load
 from warmfront.lab.peers.mooncake import predicted_ttft_s
 from warmfront.policy.affinity import mix
 from warmfront.policy.base import Fleet
@@ -40,7 +40,8 @@ class DualMap:
     """The better of two candidates by cache, then by TTFT."""
 
     def __init__(self, view: View) -> None:
-        self._view = view
+        self._size = view.block_size
+        self._blocks = Prompts(view)
         self._counts: dict[int, float] = {}
         self._requests = 0.0
 
@@ -63,7 +64,7 @@ class DualMap:
 
     def _key(self, request: Request, fleet: Fleet) -> tuple[int, list[int]]:
         """Return the hash of the beginning that is neither hot nor longer than needed, and all that were tried."""
-        blocks, size = self._view.blocks(request), self._view.block_size
+        blocks, size = self._blocks(request), self._size
         if not blocks:
             return request.prefix_key, []
         depth, step = max(1, PREFIX_TOKENS // size), max(1, STEP_TOKENS // size)

@@ -39,10 +39,6 @@ class Recency:
     def __iter__(self) -> Iterator[int]:
         return iter(self._stamps)
 
-    def stamp(self, block: int) -> int:
-        """Return the number of the block's last use; 0: not held."""
-        return self._stamps.get(block, 0)
-
     def use(self, blocks: Sequence[int], stamp: int, now_s: float) -> list[int]:
         """Note a use and return what falls out. `stamp` is positive and grows."""
         self._stamps.update(dict.fromkeys(blocks, stamp))
@@ -95,13 +91,16 @@ class Recency:
 class History:
     """Blocks by the slots they were sent to."""
 
-    def __init__(self, blocks_max: int, *, together: bool = False, head_first: bool = False) -> None:
+    def __init__(
+        self, blocks_max: int, *, together: bool = False, head_first: bool = False, owned: bool = False
+    ) -> None:
         """Make an empty history.
 
         Args:
             blocks_max: Distinct blocks remembered: for each slot, or in all.
             together: One bound for all slots; a block then falls out for all of them at once.
             head_first: See `Recency`.
+            owned: Remember which slot was sent a block first.
         """
         self._blocks_max = blocks_max
         self._head_first = head_first
@@ -109,6 +108,7 @@ class History:
         self._by_slot: dict[Slot, Recency] = {}
         self._masks: dict[int, int] = {}
         """Block → bit mask of slots, never 0."""
+        self._owners: dict[int, Slot] | None = {} if owned else None
         self._stamp = 0
 
     def __len__(self) -> int:
@@ -121,11 +121,13 @@ class History:
 
     def insert(self, blocks: Sequence[int], slot: Slot, now_s: float) -> None:
         """Note that a prompt went to a slot."""
-        masks, bit = self._masks, 1 << slot
+        masks, owners, bit = self._masks, self._owners, 1 << slot
         for block in blocks:
             held = masks.get(block, 0)
             if not held & bit:
                 masks[block] = held | bit
+                if owners is not None and not held:
+                    owners[block] = slot
         self._stamp += 1
         if self._together is not None:
             self._erase(self._together.use(blocks, self._stamp, now_s))
@@ -181,24 +183,30 @@ class History:
         _add(row, run_mask, run)
         return row
 
-    def last_slot(self, block: int) -> Slot | None:
-        """Return the slot that a block was last sent to; needs bounds by slot."""
-        slots = [slot for slot in self._by_slot if self._masks.get(block, 0) >> slot & 1]
-        return max(slots, key=lambda slot: self._by_slot[slot].stamp(block), default=None)
+    def owner(self, block: int) -> Slot | None:
+        """Return the slot that was sent a block first and has it still, or one that took its place."""
+        return self._owners.get(block) if self._owners is not None else None
 
     def _clear(self, blocks: Sequence[int], slot: Slot) -> None:
         """Take one slot's bit from blocks."""
-        masks, others = self._masks, ~(1 << slot)
+        masks, owners, bit = self._masks, self._owners, 1 << slot
         for block in blocks:
-            held = masks[block] & others
+            held = masks[block] & ~bit
             if held:
                 masks[block] = held
             else:
                 del masks[block]
+            if owners is not None and owners[block] == slot:
+                if held:
+                    owners[block] = Slot((held & -held).bit_length() - 1)
+                else:
+                    del owners[block]
 
     def _erase(self, blocks: Sequence[int]) -> None:
         for block in blocks:
             self._masks.pop(block, None)
+            if self._owners is not None:
+                self._owners.pop(block, None)
 
 
 def _assign(row: list[int], mask: int, value: int) -> None:

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from warmfront.lab.peers.base import Members, View, cheapest_first, choices, events_only
+from warmfront.lab.peers.base import Members, Prompts, View, cheapest_first, choices, events_only
 from warmfront.lab.peers.history import History
 from warmfront.policy.base import Fleet
 from warmfront.types import Choice, Overlap, Request, Slot
@@ -53,7 +53,8 @@ class ApproximatePrefix:
     """
 
     def __init__(self, view: View) -> None:
-        self._view = view
+        self._size = view.block_size
+        self._prompt = Prompts(view)
         self._members = Members()
         self._history: History | None = None
 
@@ -63,8 +64,7 @@ class ApproximatePrefix:
             return [0] * fleet.slots
         for slot in self._members.changed(fleet):
             self._history.forget(slot)
-        size = self._view.block_size
-        return [hits * size for hits in self._history.hits(self._blocks(request), fleet.slots)]
+        return [hits * self._size for hits in self._history.hits(self._blocks(request), fleet.slots)]
 
     def record(self, request: Request, slot: Slot, fleet: Fleet) -> None:
         """Note where a request went."""
@@ -74,13 +74,11 @@ class ApproximatePrefix:
         self._history.insert(self._blocks(request), slot, fleet.now_s)
 
     def _blocks(self, request: Request) -> Sequence[int]:
-        size = self._view.block_size
-        return self._view.blocks(request)[: MATCH_BLOCKS_MAX * max(ROUTER_BLOCK_TOKENS, size) // size]
+        return self._prompt(request)[: matchable_tokens(request, self._size) // self._size]
 
     def _blocks_max(self, capacity_tokens: int | None) -> int:
-        size = self._view.block_size
-        router_blocks = capacity_tokens // size if capacity_tokens else LRU_BLOCKS
-        return max(1, router_blocks * max(ROUTER_BLOCK_TOKENS, size) // size)
+        router_blocks = capacity_tokens // self._size if capacity_tokens else LRU_BLOCKS
+        return max(1, router_blocks * max(ROUTER_BLOCK_TOKENS, self._size) // self._size)
 
 
 class Default:
@@ -141,13 +139,13 @@ class AffinityFilter:
     """Sticky until saturated, then the fewest uncached tokens in flight."""
 
     def __init__(self, view: View) -> None:
-        self._view = view
+        self._size = view.block_size
         self._prefix = ApproximatePrefix(view)
 
     def choose(self, request: Request, overlap: Overlap, fleet: Fleet) -> Sequence[Choice]:
         """Rank the kept replicas by tokens in flight, the others behind them."""
         depths = self._prefix.depths(request, fleet)
-        kept = set(sticky(depths, len(self._view.blocks(request)) * self._view.block_size, fleet))
+        kept = set(sticky(depths, matchable_tokens(request, self._size), fleet))
         pending = fleet.pending_tokens
         loads = [min(1.0, pending[slot] / TOKEN_QUEUE_MAX) + (0.0 if slot in kept else 2.0) for slot in fleet.eligible]
         return choices(cheapest_first(loads, fleet), depths, request, fleet)
@@ -175,12 +173,16 @@ def weighted(view: View, depths: Sequence[int], request: Request, fleet: Fleet) 
     waiting = [(load.waiting or 0.0) if load else 0.0 for load in known]
     usage = [(load.kv_usage or 0.0) if load else 0.0 for load in known]
     most, least = max(waiting), min(waiting)
-    blocks = min(
-        len(view.blocks(request)) * view.block_size, MATCH_BLOCKS_MAX * max(ROUTER_BLOCK_TOKENS, view.block_size)
-    )
+    prompt = matchable_tokens(request, view.block_size)
     return [
         QUEUE_WEIGHT * ((most - queue) / (most - least) if most > least else 1.0)
         + KV_WEIGHT * (1.0 - used)
-        + PREFIX_WEIGHT * (depths[slot] / blocks if blocks else 0.0)
+        + PREFIX_WEIGHT * (depths[slot] / prompt if prompt else 0.0)
         for slot, queue, used in zip(fleet.eligible, waiting, usage, strict=True)
     ]
+
+
+def matchable_tokens(request: Request, block_size: int) -> int:
+    """Return the tokens of a prompt in the blocks that are looked up: full ones, up to the limit."""
+    full = request.prompt_tokens // block_size * block_size
+    return min(full, MATCH_BLOCKS_MAX * max(ROUTER_BLOCK_TOKENS, block_size))

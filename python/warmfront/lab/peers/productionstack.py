@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from warmfront.lab.peers.base import Members, View, choices, events_only, then_by_load
+from warmfront.lab.peers.base import Members, Prompts, View, choices, events_only, then_by_load
 from warmfront.lab.peers.history import History
 from warmfront.policy.affinity import ranked
 from warmfront.policy.base import Fleet
@@ -32,7 +32,8 @@ class PrefixAware:
     """Longest match in a trie without end, drawn among equals."""
 
     def __init__(self, view: View) -> None:
-        self._view = view
+        self._size = view.block_size
+        self._blocks = Prompts(view)
         self._members = Members()
         self._trie = History(max(1, TRIE_TOKENS_MAX // view.block_size))
 
@@ -40,15 +41,14 @@ class PrefixAware:
         """Draw among the longest matches."""
         for slot in self._members.changed(fleet):
             self._trie.forget(slot)
-        size = self._view.block_size
-        depths = [depth * size for depth in self._trie.depths(self._view.blocks(request), fleet.slots)]
+        depths = [depth * self._size for depth in self._trie.depths(self._blocks(request), fleet.slots)]
         deepest = fleet.deepest(depths)
         first = fleet.rng.choice([slot for slot in fleet.eligible if depths[slot] == deepest])
         return choices(then_by_load(first, fleet), depths, request, fleet)
 
     def chosen(self, request: Request, overlap: Overlap, fleet: Fleet, slot: Slot) -> None:
         """Insert the prompt into the trie."""
-        self._trie.insert(self._view.blocks(request), slot, fleet.now_s)
+        self._trie.insert(self._blocks(request), slot, fleet.now_s)
 
 
 class LoadAware:

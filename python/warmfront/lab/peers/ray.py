@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from warmfront.lab.peers.base import Members, View, choices, then_by_load
+from warmfront.lab.peers.base import Members, Prompts, View, choices, then_by_load
 from warmfront.lab.peers.history import History
 from warmfront.policy.base import Fleet
 from warmfront.types import Choice, Overlap, Request, Slot
@@ -31,7 +31,8 @@ class PrefixAffinity:
     """Character tree with a low threshold and no load gate."""
 
     def __init__(self, view: View, *, imbalanced_threshold: float = IMBALANCED_THRESHOLD) -> None:
-        self._view = view
+        self._size = view.block_size
+        self._blocks = Prompts(view)
         self._imbalanced_threshold = imbalanced_threshold
         self._members = Members()
         self._tree = History(max(1, TREE_TOKENS_MAX // view.block_size))
@@ -40,8 +41,7 @@ class PrefixAffinity:
         """Rank the candidates by queue length, the others behind them."""
         for slot in self._members.changed(fleet):
             self._tree.forget(slot)
-        size = self._view.block_size
-        depths = [depth * size for depth in self._tree.depths(self._view.blocks(request), fleet.slots)]
+        depths = [depth * self._size for depth in self._tree.depths(self._blocks(request), fleet.slots)]
         draw = fleet.rng.random
         candidates = self._candidates(depths, request, fleet)
         first = min(candidates, key=lambda slot: (fleet.in_flight[slot], draw()))
@@ -49,7 +49,7 @@ class PrefixAffinity:
 
     def chosen(self, request: Request, overlap: Overlap, fleet: Fleet, slot: Slot) -> None:
         """Insert the prompt into the tree."""
-        self._tree.insert(self._view.blocks(request), slot, fleet.now_s)
+        self._tree.insert(self._blocks(request), slot, fleet.now_s)
 
     def _candidates(self, depths: Sequence[int], request: Request, fleet: Fleet) -> list[Slot]:
         queues = [fleet.in_flight[slot] for slot in fleet.eligible]

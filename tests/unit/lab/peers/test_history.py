@@ -90,15 +90,21 @@ def test_a_forgotten_slot_takes_its_blocks_along() -> None:
         assert history.depths([1], 2) == [1, 0]
 
 
-def test_the_last_slot_of_a_block_is_the_last_that_it_was_sent_to() -> None:
-    history = History(100)
-    assert history.last_slot(1) is None
-    history.insert([1], A, 0.0)
-    history.insert([1, 2], B, 0.0)
-    assert history.last_slot(1) == B
-    history.insert([1], A, 0.0)
-    assert history.last_slot(1) == A
-    assert history.last_slot(2) == B
+def test_the_owner_of_a_block_is_the_first_that_was_sent_it_until_it_falls_out_there() -> None:
+    history = History(2, owned=True)
+    assert history.owner(1) is None
+    history.insert([1], B, 0.0)
+    history.insert([1, 2], A, 0.0)
+    history.insert([1], C, 0.0)
+    assert history.owner(1) == B
+    assert history.owner(2) == A
+    history.insert([3, 4], B, 0.0)
+    assert history.owner(1) == A
+    history.insert([1], B, 0.0)
+    assert history.owner(1) == A
+    for slot in (A, B, C):
+        history.forget(slot)
+    assert history.owner(1) is None
 
 
 def test_repeated_prompts_do_not_grow_the_memory() -> None:

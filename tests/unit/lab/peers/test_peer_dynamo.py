@@ -71,6 +71,24 @@ def test_tiers_are_credited_beyond_the_device() -> None:
     assert costs(plain, prompt(1, 20)) == [18 + 20]
 
 
+def test_the_oldest_prefill_fades_by_its_predicted_duration_and_no_more_than_itself() -> None:
+    small = Peer("dynamo_kv_ais", 1)
+    fleet = small.fleet
+    fleet.pending[0], fleet.pending_tokens[0], fleet.pending_s[0], fleet.busy_since_s[0] = 2, 320, 4.0, 10.0
+    fleet.now_s = 11.0
+    assert costs(small, prompt(1, 10)) == [(320 * 3 / 4 + 160) / 16 + 10]
+    fleet.now_s = 19.0
+    assert costs(small, prompt(1, 10)) == [(160 + 160) / 16 + 10]
+
+
+def test_tuned_settings_weigh_prefill_four_times_and_a_request_as_1024_tokens() -> None:
+    small = Peer("dynamo_kv_tuned", 1)
+    small.fleet.pending_tokens[:] = [320]
+    small.fleet.in_flight[:] = [3]
+    small.holds(device=[80])
+    assert costs(small, prompt(1, 10)) == [4 * (20 + 10 - 2 * 5) + 10 + 3 * 64]
+
+
 @pytest.mark.parametrize("name", [name for name in PEERS if name.startswith("dynamo")])
 def test_exact_ties_are_drawn(name: str) -> None:
     assert Peer(name, 3).slots(prompt(1, 10)) == {0, 1, 2}

@@ -22,12 +22,13 @@ def test_lmetric_multiplies_prefill_work_by_the_batch_with_the_request_in_it() -
 
 def test_min_ttft_adds_the_queue_and_the_requests_own_prefill_and_ignores_decoding() -> None:
     small = Peer("min_ttft", 2)
-    seconds = small.fleet.learned.prefill.seconds(0, 80, 160)
     small.holds(device=[80, 0])
     small.fleet.in_flight[:] = [50, 0]
-    small.fleet.pending_s[:] = [seconds * 0.9, 0.0]
-    assert small.slots(prompt(1, 10)) == {0}
-    small.fleet.pending_s[:] = [seconds * 1.1, 0.0]
+    small.fleet.pending_tokens[:] = [79, 0]
+    assert small.slots(prompt(1, 10)) == {0}  # 79 + 80 against 160
+    small.fleet.pending_tokens[:] = [80, 0]
+    assert small.slots(prompt(1, 10)) == {1}  # 160 both: fewer requests
+    small.fleet.pending_tokens[:] = [81, 0]
     assert small.slots(prompt(1, 10)) == {1}
 
 

@@ -30,13 +30,13 @@ def test_an_unknown_prompt_goes_to_the_shortest_queue_and_ties_to_the_first_posi
     assert small.slots(prompt(1, 10)) == {1}
 
 
-def test_the_last_of_two_holders_is_preferred() -> None:
+def test_the_first_of_several_holders_is_preferred() -> None:
     small = peer()
-    small.place(1, prompt(1, 10))
-    small.place(2, prompt(1, 10))
-    assert small.slots(prompt(1, 10)) == {2}
-    small.place(1, prompt(1, 10))
-    assert small.slots(prompt(1, 10)) == {1}
+    small.place(1, prompt(1, 9))
+    small.place(2, prompt(1, 9))
+    small.place(0, prompt(1, 10))
+    assert small.slots(prompt(1, 9) + prompt(2, 1)) == {1}
+    assert small.slots(prompt(1, 10)) == {0}
 
 
 def test_the_gate_needs_both_a_difference_above_64_and_a_ratio_above_one_and_a_half() -> None:
