@@ -106,14 +106,20 @@ def run(tasks: Sequence[Task], cache: Cache, *, jobs: int, budget_s: float | Non
     return failures
 
 
-def write(grid: Grid, cache: Cache, root: Path) -> None:
+def write(grid: Grid, cache: Cache, root: Path, *, command: str) -> None:
     """Write the results that the cache holds, and the page made of exactly those.
+
+    Args:
+        grid: Says which.
+        cache: Open.
+        root: Of the source tree.
+        command: What somebody types to get the same.
 
     Raises:
         ConfigError: See `regimes_page.render`.
     """
     done = [(task, result) for task in grid.tasks() if (result := cache.get(task)) is not None]
-    results_file.write(grid.results(done, command="make lab"), root / DATA)
+    results_file.write(grid.results(done, command=command), root / DATA)
     (root / PAGE).write_text(page(root), encoding="utf-8")
 
 

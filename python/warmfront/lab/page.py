@@ -21,13 +21,14 @@ from warmfront.lab.plan import known_policies, policies
 
 SEARCHED = ("cacheroute-long", "cacheroute-paper", "llmd-ladder", "llmd-shared-prefix")
 """Regimes whose highest load is looked for unless others are named: a search costs as much as four rows of cells."""
+SEEDS = "1,2"
 INTERRUPTED = 130
 
 
 @click.command()
 @click.option("--only", default="all", show_default=True, metavar="REGIME,...", help="Run these regimes.")
 @click.option("--policy", default="all", show_default=True, metavar="NAME,...", help="Run these policies.")
-@click.option("--seed", "seeds", default="1,2", show_default=True, metavar="S,T,...", help="Seeds of every cell.")
+@click.option("--seed", "seeds", default=SEEDS, show_default=True, metavar="S,T,...", help="Seeds of every cell.")
 @click.option("--search", default=",".join(SEARCHED), show_default=True, metavar="REGIME,...",
               help="Look for the highest load in these; `all`, or `none`.")  # fmt: skip
 @click.option("--budget", type=click.FloatRange(min=0), metavar="SECONDS", help="Stop running after so long.")
@@ -69,7 +70,7 @@ def main(
             if is_estimating:
                 return
             failures = grid.run(missing, finished, jobs=processes, budget_s=budget, clock=MonotonicClock())
-            grid.write(whole, finished, root)
+            grid.write(whole, finished, root, command=_command(seeds, search))
     except KeyboardInterrupt:
         click.echo("interrupted; what is done is kept", err=True)
         sys.exit(INTERRUPTED)
@@ -90,6 +91,13 @@ def _grid(seeds: str, search: str) -> grid.Grid:
         seeds=numbers,
         searched=() if search == "none" else tuple(_regimes(search)),
     )
+
+
+def _command(seeds: str, search: str) -> str:
+    """Say what fills the same grid; what limits a run does not change what is shown in the end."""
+    given = [("--seed", seeds, SEEDS), ("--search", search, ",".join(SEARCHED))]
+    options = " ".join(f"{name} {value}" for name, value, default in given if value != default)
+    return f'make lab LAB="{options}"' if options else "make lab"
 
 
 def _regimes(names: str) -> Collection[str]:

@@ -8,6 +8,7 @@ from contextlib import closing
 import msgspec
 from msgspec import Struct
 
+from warmfront import core
 from warmfront.config import RouterConfig
 from warmfront.errors import ConfigError, WarmfrontError
 from warmfront.lab import regime as regimes
@@ -15,7 +16,7 @@ from warmfront.lab.cells import CellTask, Result, SearchTask, Task, averaged, fo
 from warmfront.lab.measures import Measures
 from warmfront.lab.model import Regime
 from warmfront.lab.peers import PEERS
-from warmfront.lab.results import Results, machine, package_version
+from warmfront.lab.results import Results, machine
 from warmfront.lab.search import Sustained
 from warmfront.lab.workers import Done, Progress, spread
 from warmfront.policy import registry
@@ -63,7 +64,7 @@ class Plan(Struct, frozen=True):
         measured = [(task, one) for task, one in rows if isinstance(task, CellTask) and isinstance(one, Measures)]
         searched = [(task, one) for task, one in rows if isinstance(task, SearchTask) and isinstance(one, Sustained)]
         return Results(
-            version=package_version(),
+            version=core.version(),
             command=command,
             machine=machine(),
             seeds=self.seeds,

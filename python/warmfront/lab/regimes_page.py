@@ -45,7 +45,7 @@ The exact definitions are in `warmfront.lab.measures`.
 All of it again, and one row:
 
 ```bash
-make lab
+{command}
 warmfront simulate {regime} --load {load:g} --seed {seeds_typed} --policy all
 ```
 
@@ -233,6 +233,7 @@ def _method(results: Results) -> str:
     regime, load = results.places()[-1]
     return METHOD.format(
         version=results.version,
+        command=results.command,
         machine=results.machine,
         seeds=", ".join(map(str, results.seeds)),
         seeds_typed=",".join(map(str, results.seeds)),

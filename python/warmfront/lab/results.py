@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Mapping, Sequence
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Literal
 
 from msgspec import Struct
@@ -145,14 +144,6 @@ def significant(value: float) -> str:
 def machine() -> str:
     """Return what was computing, in words: architecture, cores, interpreter."""
     return f"{platform.machine()}, {os.cpu_count()} cores, {platform.system()}, Python {platform.python_version()}"
-
-
-def package_version() -> str:
-    """Return the version of the installed package."""
-    try:
-        return version("warmfront")
-    except PackageNotFoundError:
-        return "not installed"
 
 
 def joined(cells: Sequence[Cell]) -> tuple[Cell, ...]:

@@ -5,15 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from msgspec.structs import replace
 from support.lab_figures import GOOD, regime
 from warmfront.clock import ManualClock
 from warmfront.config import PolicyConfig, RouterConfig
 from warmfront.errors import ConfigError
-from warmfront.lab import cache, grid
+from warmfront.lab import cache, grid, page
+from warmfront.lab import regime as regimes
 from warmfront.lab.cells import CellTask, SearchTask
 from warmfront.lab.fingerprint import closure, fingerprint
 from warmfront.lab.peers import PEERS
+from warmfront.lab.plan import policies
 from warmfront.lab.search import Sustained
 
 CELL = CellTask(regime(), "round_robin", 4.0, 1)
@@ -170,3 +173,48 @@ def test_a_run_keeps_what_it_did_and_tells_what_failed(tmp_path: Path) -> None:
         assert kept.get(wrong) is None
     (failure,) = failures
     assert failure.startswith("chat at 4 with round_robin, seed 1: ")
+
+
+def whole_grid() -> grid.Grid:
+    """The grid of the command with `--seed 3 --search none`."""
+    shown = tuple(grid.with_two_loads(regimes.load(name)) for name in regimes.names())
+    return grid.Grid(regimes=shown, policies=tuple(policies()), seeds=(3,))
+
+
+def test_the_command_makes_the_page_of_what_is_done(tmp_path: Path) -> None:
+    (tmp_path / grid.REASONS).parent.mkdir(parents=True)
+    (tmp_path / grid.REASONS).touch()
+    path, tasks = tmp_path / "cache.jsonl", whole_grid().tasks()
+    with cache.Cache(path) as kept:
+        for task in tasks:
+            if task.regime.name == "chat":
+                kept.put(task, GOOD)
+    arguments = ["--seed", "3", "--search", "none", "--root", str(tmp_path), "--cache", str(path)]
+    estimated = CliRunner().invoke(page.main, [*arguments, "--estimate"])
+    assert estimated.output.startswith(f"{len(tasks) - 2 * len(policies())} of {len(tasks)} tasks to do, about ")
+    made = CliRunner().invoke(page.main, [*arguments, "--only", "chat"])
+    assert made.exit_code == 0, made.output
+    text = (tmp_path / grid.PAGE).read_text(encoding="utf-8")
+    assert 'make lab LAB="--seed 3 --search none"' in text
+    assert "| chat at " in text
+    assert "**Regimes that were not run: " in text
+    rendered = CliRunner().invoke(page.main, ["--render", "--root", str(tmp_path)])
+    assert rendered.exit_code == 0
+    assert (tmp_path / grid.PAGE).read_text(encoding="utf-8") == text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--only", "nothing"), "no regimes named nothing"),
+        (("--policy", "chance"), "no policy named 'chance'"),
+        (("--seed", "one"), "--seed one: expected numbers"),
+        (("--search", "nothing"), "no regimes named nothing"),
+    ],
+)
+def test_wrong_options_of_the_command_are_one_clear_line(
+    tmp_path: Path, arguments: tuple[str, ...], message: str
+) -> None:
+    result = CliRunner().invoke(page.main, [*arguments, "--cache", str(tmp_path / "cache.jsonl")])
+    assert result.exit_code == 1
+    assert message in result.output

@@ -22,7 +22,7 @@ ITL p99: 3 policies tie
 chat: title of chat, 8 requests/s
 policy              TTFT p99     goodput        ITL p99  TTFT p50  TTFT p90  end to end p99  hit rate  imbalance  failed
 marginal_cost   1.00 s ▼0.80  12.0  1.00  20.0 ms  1.00   0.100 s   0.200 s          5.00 s    50.0 %       1.25       0
-peer           0.800 s  1.00  11.0 ▼0.92  25.0 ms ▼0.80   0.100 s   0.200 s          5.00 s    50.0 %       1.25       0
+peer           0.800 s  1.00  11.0 ▼0.91  25.0 ms ▼0.80   0.100 s   0.200 s          5.00 s    50.0 %       1.25       0
 slow             never ▼0.00  4.00 ▼0.33  50.0 ms ▼0.40   0.100 s   0.200 s          5.00 s    50.0 %       1.25       3
 TTFT p99: peer, 25 % ahead of marginal_cost
 goodput: marginal_cost, 9 % ahead of peer
