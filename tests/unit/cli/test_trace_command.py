@@ -42,7 +42,9 @@ def test_make_writes_what_inspect_describes(tmp_path: Path) -> None:
 
 
 def test_make_is_the_same_for_the_same_seed_and_writes_to_standard_output() -> None:
-    first, again, other = (run("make", "chat", "--requests", "50", "--seed", seed).stdout for seed in ("1", "1", "2"))
+    first, again, other = (
+        run("make", "chat", "--load", "7", "--requests", "50", "--seed", seed).stdout for seed in ("1", "1", "2")
+    )
     assert first == again != other
     assert len(first.splitlines()) == 51
     assert json.loads(first.splitlines()[0])["origin"] == "regime chat, load 7, seed 1"

@@ -1,10 +1,11 @@
 """CacheRoute: a plan of which keys live where, made from counts, renewed each minute.
 
-Rule: prefixes are counted by key. Every 60 s the planner takes keys from the most asked for on, gives each
-`ceil(rate / cap)` copies (`cap`: half the mean rate of a replica) until 80 % of the fleet's KV memory is spoken for,
-and places the copies on the least planned replicas, largest rates first. Placements stay while the number of copies
-does and their replica is not above 1.1 times the mean. A request of a planned key goes to the copy with the fewest
-requests in flight, any other to the better of two drawn at random. A session without a plan stays where it began.
+Rule: requests are counted by key: their session, or else the beginning of the prompt. Every 60 s the planner takes keys
+from the most asked for on, gives each `ceil(rate / cap)` copies (`cap`: half the mean rate of a replica) until 80 % of
+the fleet's KV memory is spoken for, and places the copies on the least planned replicas, largest rates first. Placed
+copies stay while their number does and their replica is not above 1.1 times the mean. A request of a planned key goes
+to the copy with the fewest requests in flight, one of a key that found no room to the better of two drawn at random. A
+key that is new since the last plan begins like that and stays there until the next one.
 
 Source: a short description of the system; its own text was not available, so constants are those of that description.
 The planner here sees the past: counts halve at each plan. A router that has just started plans after 1, 2, 4, … s, as
@@ -18,7 +19,7 @@ import math
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from warmfront.lab.peers.base import Members, View, choices, then_by_load
+from warmfront.lab.peers.base import View, choices, then_by_load
 from warmfront.policy.base import Fleet
 from warmfront.types import Choice, Overlap, Request, Slot
 
@@ -37,8 +38,6 @@ COUNT_MIN = 0.2
 """Keys whose decayed count is lower are forgotten."""
 KEYS_MAX = 1 << 18
 """Keys counted; the one asked for longest ago goes first."""
-SESSIONS_MAX = 1 << 16
-"""Sessions that stay where they began."""
 
 
 class Popularity:
@@ -48,12 +47,11 @@ class Popularity:
         self._counts: OrderedDict[int, tuple[float, float]] = OrderedDict()
         """Key → count and tokens of its last prompt."""
 
-    def count(self, key: int, prompt_tokens: int) -> None:
-        """Count one request."""
+    def count(self, key: int, prompt_tokens: int) -> int | None:
+        """Count one request; return a key that had to be forgotten for it."""
         before, _ = self._counts.pop(key, (0.0, 0.0))
         self._counts[key] = (before + 1.0, float(prompt_tokens))
-        if len(self._counts) > KEYS_MAX:
-            self._counts.popitem(last=False)
+        return self._counts.popitem(last=False)[0] if len(self._counts) > KEYS_MAX else None
 
     def halve(self) -> None:
         """Let the past count half."""
@@ -74,10 +72,12 @@ class CacheRoute:
 
     def __init__(self, _view: View) -> None:
         self._popularity = Popularity()
-        self._members = Members()
         self._membership = -1
         self._plan: dict[int, list[Slot]] = {}
-        self._sessions: OrderedDict[int, Slot] = OrderedDict()
+        self._left_out: set[int] = set()
+        """Keys for which the last plan had no room."""
+        self._homes: dict[int, Slot] = {}
+        """Where keys that are new since then began; as bounded as the counts."""
         self._interval_s = FIRST_INTERVAL_S
         self._next_s = FIRST_INTERVAL_S
 
@@ -87,20 +87,21 @@ class CacheRoute:
         return choices(then_by_load(self._pick(request, fleet), fleet), overlap.device, request, fleet)
 
     def chosen(self, request: Request, overlap: Overlap, fleet: Fleet, slot: Slot) -> None:
-        """Count the key and remember where the session is."""
-        self._popularity.count(request.prefix_key, request.prompt_tokens)
-        if request.affinity_key is not None:
-            self._sessions[request.affinity_key] = slot
-            self._sessions.move_to_end(request.affinity_key)
-            if len(self._sessions) > SESSIONS_MAX:
-                self._sessions.popitem(last=False)
+        """Count the key and remember where a new one began."""
+        key = _key(request)
+        forgotten = self._popularity.count(key, request.prompt_tokens)
+        if forgotten is not None:
+            self._homes.pop(forgotten, None)
+        if key not in self._plan and key not in self._left_out:
+            self._homes.setdefault(key, slot)
 
     def _pick(self, request: Request, fleet: Fleet) -> Slot:
-        copies = [slot for slot in self._plan.get(request.prefix_key, ()) if fleet.is_eligible[slot]]
+        key = _key(request)
+        copies = [slot for slot in self._plan.get(key, ()) if fleet.is_eligible[slot]]
         if copies:
             draw = fleet.rng.random
             return min(copies, key=lambda slot: (fleet.in_flight[slot], draw()))
-        home = self._sessions.get(request.affinity_key) if request.affinity_key is not None else None
+        home = self._homes.get(key)
         if home is not None and fleet.is_eligible[home]:
             return home
         first, second = fleet.rng.choice(fleet.eligible), fleet.rng.choice(fleet.eligible)
@@ -108,9 +109,6 @@ class CacheRoute:
 
     def _renew(self, fleet: Fleet) -> None:
         """Plan when it is time, and when replicas came or went."""
-        gone = self._members.changed(fleet)
-        if gone:
-            self._sessions = OrderedDict((key, slot) for key, slot in self._sessions.items() if slot not in gone)
         joined_or_left = self._membership not in (-1, fleet.membership)
         self._membership = fleet.membership
         due = fleet.now_s >= self._next_s
@@ -122,6 +120,12 @@ class CacheRoute:
             self._interval_s = min(INTERVAL_S, 2.0 * self._interval_s)
             self._next_s = fleet.now_s + self._interval_s
         self._plan = planned(self._popularity, self._plan, fleet)
+        self._left_out = {key for key, _ in self._popularity.ranked() if key not in self._plan}
+        self._homes.clear()
+
+
+def _key(request: Request) -> int:
+    return request.prefix_key if request.affinity_key is None else request.affinity_key
 
 
 def planned(popularity: Popularity, before: dict[int, list[Slot]], fleet: Fleet) -> dict[int, list[Slot]]:

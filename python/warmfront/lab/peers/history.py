@@ -39,6 +39,11 @@ class Recency:
     def __iter__(self) -> Iterator[int]:
         return iter(self._stamps)
 
+    def missing(self, blocks: Sequence[int]) -> list[int]:
+        """Return those that are not held."""
+        stamps = self._stamps
+        return [block for block in blocks if block not in stamps]
+
     def use(self, blocks: Sequence[int], stamp: int, now_s: float) -> list[int]:
         """Note a use and return what falls out. `stamp` is positive and grows."""
         self._stamps.update(dict.fromkeys(blocks, stamp))
@@ -121,20 +126,15 @@ class History:
 
     def insert(self, blocks: Sequence[int], slot: Slot, now_s: float) -> None:
         """Note that a prompt went to a slot."""
-        masks, owners, bit = self._masks, self._owners, 1 << slot
-        for block in blocks:
-            held = masks.get(block, 0)
-            if not held & bit:
-                masks[block] = held | bit
-                if owners is not None and not held:
-                    owners[block] = slot
         self._stamp += 1
         if self._together is not None:
+            self._set(blocks, slot)
             self._erase(self._together.use(blocks, self._stamp, now_s))
             return
         recency = self._by_slot.get(slot)
         if recency is None:
             recency = self._by_slot[slot] = Recency(self._blocks_max, head_first=self._head_first)
+        self._set(recency.missing(blocks), slot)
         self._clear(recency.use(blocks, self._stamp, now_s), slot)
 
     def expire(self, before_s: float) -> None:
@@ -186,6 +186,15 @@ class History:
     def owner(self, block: int) -> Slot | None:
         """Return the slot that was sent a block first and has it still, or one that took its place."""
         return self._owners.get(block) if self._owners is not None else None
+
+    def _set(self, blocks: Sequence[int], slot: Slot) -> None:
+        """Give blocks one slot's bit."""
+        masks, owners, bit = self._masks, self._owners, 1 << slot
+        for block in blocks:
+            held = masks.get(block, 0)
+            masks[block] = held | bit
+            if owners is not None and not held:
+                owners[block] = slot
 
     def _clear(self, blocks: Sequence[int], slot: Slot) -> None:
         """Take one slot's bit from blocks."""

@@ -6,9 +6,9 @@ sum of: load, the seconds of prefill and decoding sent there in the last 3 minut
 to compute again what this prompt pushes out, times the share of tokens that hit there; and the prompt's own missing
 prefill.
 
-Source: "Preble" (arXiv 2407.00023); window and decoding length as in AIBrix's port of it. The bound of 1.5 is from a
-short description. Seconds are the router's, learned from what it sees. Local scheduling inside a replica, and copying
-a prefix when its queueing time doubles, are left out.
+Source: "Preble" (arXiv 2407.00023); window as in AIBrix's port of it. The bound of 1.5 and the price of decoding are
+from a short description. Prefill seconds and the length of answers are the router's, learned from what it sees. Local
+scheduling inside a replica, and copying a prefix when its queueing time doubles, are left out.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ WINDOW_S = 180.0
 IMBALANCE = 1.5
 IMBALANCE_SLACK_S = 1.0
 """Load over the least load above which a cached prefix is not exploited, and seconds that never matter."""
+DECODE_TOKEN_S = 2e-3
+"""Replica seconds that one output token takes in a well filled batch."""
 BUCKET_S = 1.0
 """Load leaves the window in steps of this, which bounds its memory."""
 
@@ -84,7 +86,7 @@ class E2:
         learned = fleet.learned
         missing = _missing(slot, request, overlap)
         seconds = learned.prefill.seconds(slot, missing, request.prompt_tokens)
-        seconds += learned.output_tokens * fleet.next_step_s[slot] / (fleet.in_flight[slot] + 1)
+        seconds += learned.output_tokens * DECODE_TOKEN_S
         self._window.add(slot, seconds, fleet.now_s)
         found, asked = self._hits.get(slot, (0.0, 0.0))
         self._hits[slot] = (found + request.prompt_tokens - missing, asked + request.prompt_tokens)

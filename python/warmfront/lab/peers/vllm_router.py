@@ -5,8 +5,9 @@ Credits come from KV events by tier: device 1.0, host memory 0.8, disk 0.3. Temp
 the first replica by position.
 
 Source: the launcher's help and defaults of the 0.1.17 wheel. Run for real, that version credited no block with
-vLLM 0.32; this is the rule as meant. What it counts as decode load is not published: here the tokens of all requests in
-flight, half of their expected answers included. The external tier (0.6) does not exist in the lab.
+vLLM 0.32; this is the rule as meant. What it counts as decode load is not published: here the distinct tokens in use by
+requests in flight, this prompt's included, as in Dynamo, whose terms the others are. The external tier (0.6) does not
+exist in the lab.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ class KvAware:
     def choose(self, request: Request, overlap: Overlap, fleet: Fleet) -> Sequence[Choice]:
         """Rank by cost."""
         device = events_only(overlap, fleet)
-        pending, context = fleet.pending_tokens, fleet.context_tokens
         costs = {}
         for slot in fleet.eligible:
             credit = float(device[slot])
             credit += HOST_CREDIT * (overlap.host[slot] - overlap.device[slot])
             credit += DISK_CREDIT * (overlap.disk[slot] - overlap.host[slot])
-            costs[slot] = max(0.0, request.prompt_tokens - credit) + pending[slot] + context[slot]
+            decode = overlap.active_tokens[slot] + request.prompt_tokens - overlap.active[slot]
+            costs[slot] = max(0.0, request.prompt_tokens - credit) + fleet.pending_tokens[slot] + decode
         return choices(sorted(fleet.eligible, key=lambda slot: costs[slot]), device, request, fleet)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 
+import pytest
 from support.peers import Peer
 from support.routing import replica
+from warmfront.lab.peers import cacheroute
 from warmfront.lab.peers.cacheroute import Popularity, planned
 
 
@@ -59,8 +61,9 @@ def test_a_planned_key_goes_to_its_emptiest_copy() -> None:
     assert small.slots(prompt_tokens=1000, prefix_key=1) == {1}
 
 
-def test_an_unplanned_key_goes_to_the_better_of_two_drawn() -> None:
+def test_a_key_without_room_in_the_plan_goes_to_the_better_of_two_drawn() -> None:
     small = Peer("cacheroute", 3)
+    small.policy._left_out.add(7)
     small.fleet.in_flight[:] = [0, 1, 9]
     counts = Counter(small.ask(prompt_tokens=1000, prefix_key=7)[0].slot for _ in range(900))
     # drawn with repetition: the emptiest wins 5 of 9 pairs, the middle 3, the fullest only with itself
@@ -69,13 +72,31 @@ def test_an_unplanned_key_goes_to_the_better_of_two_drawn() -> None:
     assert abs(counts[2] - 100) < 40
 
 
-def test_a_session_without_a_plan_stays() -> None:
+def test_a_key_that_is_new_stays_where_it_began_until_the_next_plan() -> None:
+    small = Peer("cacheroute", 4)
+    small.follow([replica(slot, capacity_tokens=1_000) for slot in range(4)])  # no room for any prompt
+    home = small.send(prompt_tokens=2000, prefix_key=7)
+    small.fleet.in_flight[home] = 50
+    assert small.slots(prompt_tokens=2000, prefix_key=7) == {home}
+    small.fleet.now_s = 1.0
+    assert len(small.slots(prompt_tokens=2000, prefix_key=7)) > 1
+
+
+def test_a_session_is_one_key_whatever_its_prompts_begin_with() -> None:
     small = Peer("cacheroute", 4)
     home = small.send(prompt_tokens=1000, prefix_key=7, affinity_key=99)
     small.fleet.in_flight[home] = 50
     assert small.slots(prompt_tokens=1000, prefix_key=8, affinity_key=99) == {home}
     small.fleet.allow([slot for slot in range(4) if slot != home])
     assert home not in small.slots(prompt_tokens=1000, prefix_key=8, affinity_key=99)
+
+
+def test_no_more_keys_are_remembered_than_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cacheroute, "KEYS_MAX", 10)
+    small = Peer("cacheroute", 4)
+    for key in range(100):
+        small.send(prompt_tokens=1000, prefix_key=key)
+    assert len(small.policy._homes) == len(small.policy._popularity.ranked()) == 10
 
 
 def test_plans_come_after_1_2_4_seconds_and_then_each_minute_with_the_past_at_half_weight() -> None:

@@ -13,9 +13,9 @@ def test_vllm_router_adds_uncredited_tokens_and_both_loads_and_ties_go_to_the_fi
     assert small.slots(prompt(1, 10)) == {0}
     small.holds(device=[32, 0, 0])
     small.fleet.pending_tokens[:] = [20, 0, 0]
-    small.fleet.context_tokens[:] = [14.0, 1.0, 2.0]
-    assert small.slots(prompt(1, 10)) == {1}  # 128 + 20 + 14 against 160 + 1
-    small.fleet.context_tokens[:] = [13.0, 1.0, 2.0]
+    small.holds(active_tokens=[46, 1, 2], active=[32, 0, 0])
+    assert small.slots(prompt(1, 10)) == {1}  # 128 + 20 + 46 - 32 against 160 + 1
+    small.holds(active_tokens=[45, 1, 2])
     assert small.slots(prompt(1, 10)) == {0}  # 161 both: the first
 
 
