@@ -5,7 +5,7 @@ from the most asked for on, gives each `ceil(rate / cap)` copies (`cap`: half th
 the fleet's KV memory is spoken for, and places the copies on the least planned replicas, largest rates first. Placed
 copies stay while their number does and their replica is not above 1.1 times the mean. A request of a planned key goes
 to the copy with the fewest requests in flight, one of a key that found no room to the better of two drawn at random. A
-key that is new since the last plan begins like that and stays there until the next one.
+key that is new since the last plan begins like that, stays there, and counts as placed there in the next one.
 
 Source: a short description of the system; its own text was not available, so constants are those of that description.
 The planner here sees the past: counts halve at each plan. A router that has just started plans after 1, 2, 4, … s, as
@@ -119,7 +119,8 @@ class CacheRoute:
                 self._popularity.halve()
             self._interval_s = min(INTERVAL_S, 2.0 * self._interval_s)
             self._next_s = fleet.now_s + self._interval_s
-        self._plan = planned(self._popularity, self._plan, fleet)
+        began = {key: [slot] for key, slot in self._homes.items()}
+        self._plan = planned(self._popularity, began | self._plan, fleet)
         self._left_out = {key for key, _ in self._popularity.ranked() if key not in self._plan}
         self._homes.clear()
 

@@ -82,6 +82,18 @@ def test_a_key_that_is_new_stays_where_it_began_until_the_next_plan() -> None:
     assert len(small.slots(prompt_tokens=2000, prefix_key=7)) > 1
 
 
+def test_a_new_key_counts_as_placed_where_it_began() -> None:
+    small = Peer("cacheroute", 4)
+    homes = {}
+    for key in range(40):
+        small.fleet.in_flight[:] = [key % 4 != slot for slot in range(4)]
+        small.place(key % 4, [], prompt_tokens=1000, prefix_key=key)
+        homes[key] = [key % 4]
+    small.fleet.now_s = 1.0
+    small.ask(prompt_tokens=1000, prefix_key=0)
+    assert small.policy._plan == homes
+
+
 def test_a_session_is_one_key_whatever_its_prompts_begin_with() -> None:
     small = Peer("cacheroute", 4)
     home = small.send(prompt_tokens=1000, prefix_key=7, affinity_key=99)
