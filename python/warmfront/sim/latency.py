@@ -1,11 +1,13 @@
-"""How long an engine step takes: one linear formula, and where its constants come from.
+"""How long an engine step takes: one formula, and where its constants come from.
 
     step = base + max(weights, linear_token · (P + B))
          + prefill_token · P + attention_pair · A + decode_sequence · B + context_token · K
+         + prefill_step · [P > 0] + prefill_square · P² + decode_step · [B > 0] + context_square · K²
 
 P: prompt tokens computed in the step; A: (query, key) pairs of their attention; B: sequences that decode; K: tokens
 of context these read. The maximum says that a step is bound either by one pass over the weights or by the arithmetic
-of its linear layers. With both of its constants zero the formula is linear, `base` holds the pass over the weights,
+of its linear layers. The third line is for models that were fitted by polynomials elsewhere; it is zero in ours, and K
+is then not bounded. With both constants of the maximum zero too the formula is linear, `base` holds the pass over the weights,
 and `P, A, B, K` of timed probes determine the constants by least squares. What is loaded before a step (KV from slower
 tiers, an adapter) is added at its own price.
 
@@ -40,6 +42,16 @@ class LatencyModel:
     """One pass over the weights, where it hides behind the linear layers' arithmetic once that takes longer."""
     linear_token_s: float = 0.0
     """That arithmetic, for each token of the step."""
+    prefill_step_s: float = 0.0
+    """A step with prompt tokens at all."""
+    prefill_square_s: float = 0.0
+    """Square of the step's prompt tokens."""
+    decode_step_s: float = 0.0
+    """A step with decoding sequences at all."""
+    context_square_s: float = 0.0
+    """Square of the context read; negative where decoding grows slower than its context."""
+    context_tokens_most: int = 0
+    """More context than this costs no more; 0: there is no such bound."""
     host_token_s: float = HOST_TOKEN_S
     """Loading a token of KV from host memory."""
     disk_token_s: float = DISK_TOKEN_S
@@ -51,18 +63,27 @@ class LatencyModel:
         self, *, prefill_tokens: int, attention_pairs: float, decode_sequences: int, context_tokens: int
     ) -> float:
         """Return the duration of one step."""
-        return (
+        context = min(context_tokens, self.context_tokens_most) if self.context_tokens_most else context_tokens
+        linear = (
             self.base_s
             + max(self.weights_s, self.linear_token_s * (prefill_tokens + decode_sequences))
             + self.prefill_token_s * prefill_tokens
             + self.attention_pair_s * attention_pairs
             + self.decode_sequence_s * decode_sequences
-            + self.context_token_s * context_tokens
+            + self.context_token_s * context
+        )
+        begun = (self.prefill_step_s if prefill_tokens else 0.0) + (self.decode_step_s if decode_sequences else 0.0)
+        return (
+            linear
+            + begun
+            + self.prefill_square_s * prefill_tokens * prefill_tokens
+            + self.context_square_s * context * context
         )
 
     def faster(self, factor: float) -> LatencyModel:
         """Return this model with every constant divided by `factor`."""
-        return LatencyModel(**{each.name: getattr(self, each.name) / factor for each in fields(self)})
+        seconds = [each.name for each in fields(self) if each.name.endswith("_s")]
+        return replace(self, **{name: getattr(self, name) / factor for name in seconds})
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +143,9 @@ A100_SXM_80GB = Gpu(flops=312e12, bandwidth=2.039e12, memory=80e9)
 """NVIDIA A100 data sheet, SXM 80 GB, bf16 without sparsity."""
 L4 = Gpu(flops=121e12, bandwidth=300e9, memory=24e9)
 """NVIDIA L4 data sheet, bf16 without sparsity."""
+
+MOCKER_KV_TOKENS = 16_384 * 64
+"""The mocker's decode time depends on the share of its KV cache that is read; the constants hold for this size."""
 
 
 def roofline(model: ModelShape, gpu: Gpu) -> LatencyModel:
@@ -186,6 +210,25 @@ PRESETS: dict[str, Preset] = {
             linear_token_s=80e-6,
         ),
         kv_tokens=641_136,
+        max_batched_tokens=8192,
+        max_sequences=256,
+    ),
+    # The mocker of NVIDIA Dynamo 1.6.1 in its vLLM mode with polynomial timing, for comparing simulators: constants and
+    # limits as its replay was measured to have them (16,384 blocks of 64 tokens), not those of a GPU that we know.
+    "dynamo-mocker": Preset(
+        LatencyModel(
+            base_s=0.0,
+            prefill_token_s=1.518344e-5,
+            attention_pair_s=0.0,
+            decode_sequence_s=0.0,
+            context_token_s=54.01e-3 / MOCKER_KV_TOKENS,
+            prefill_step_s=16.50142e-3,
+            prefill_square_s=4.209989e-10,
+            decode_step_s=5.74e-3,
+            context_square_s=-25.74e-3 / MOCKER_KV_TOKENS**2,
+            context_tokens_most=MOCKER_KV_TOKENS,
+        ),
+        kv_tokens=MOCKER_KV_TOKENS,
         max_batched_tokens=8192,
         max_sequences=256,
     ),

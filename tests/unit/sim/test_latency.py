@@ -41,3 +41,24 @@ def test_a_step_is_bound_by_weights_until_its_arithmetic_takes_longer() -> None:
     )
     assert few == some
     assert many == pytest.approx(latency.base_s + 1001 * latency.linear_token_s)
+
+
+def test_the_mocker_preset_takes_the_times_that_were_measured_of_the_mocker() -> None:
+    """Dynamo 1.6.1: 169.1 ms for a full chunk, 32.1 ms for a prompt of 1,000 tokens, 5.74 to 34.01 ms to decode."""
+    found = preset("dynamo-mocker")
+
+    def step_ms(prefill_tokens: int, decode_sequences: int, context_tokens: int) -> float:
+        return 1e3 * found.latency.step_s(
+            prefill_tokens=prefill_tokens,
+            attention_pairs=0.0,
+            decode_sequences=decode_sequences,
+            context_tokens=context_tokens,
+        )
+
+    assert step_ms(8192, 0, 0) == pytest.approx(169.1, abs=0.1)
+    assert step_ms(1000, 0, 0) == pytest.approx(32.1, abs=0.1)
+    assert step_ms(0, 0, 0) == 0
+    assert step_ms(0, 1, 0) == pytest.approx(5.74)
+    assert step_ms(0, 9, found.kv_tokens) == pytest.approx(34.01)
+    assert step_ms(0, 9, 3 * found.kv_tokens) == step_ms(0, 9, found.kv_tokens)
+    assert step_ms(1000, 9, 1000) == pytest.approx(step_ms(1000, 0, 0) + step_ms(0, 9, 1000))

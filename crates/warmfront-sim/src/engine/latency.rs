@@ -15,6 +15,21 @@ pub struct Latency {
     pub weights_s: f64,
     /// Linear layers, for each token of the step.
     pub linear_token_s: f64,
+    /// A step with prompt tokens at all.
+    #[serde(default)]
+    pub prefill_step_s: f64,
+    /// Square of the step's prompt tokens.
+    #[serde(default)]
+    pub prefill_square_s: f64,
+    /// A step with decoding sequences at all.
+    #[serde(default)]
+    pub decode_step_s: f64,
+    /// Square of the context read; negative where decoding grows slower than its context.
+    #[serde(default)]
+    pub context_square_s: f64,
+    /// More context than this costs no more; 0: there is no such bound.
+    #[serde(default)]
+    pub context_tokens_most: u64,
     /// A token of KV read back from host memory.
     pub host_token_s: f64,
     /// A token of KV read back from disk.
@@ -28,11 +43,16 @@ impl Latency {
     /// that read `context` tokens. The order of the additions is that of the Python reference, so results are equal.
     #[must_use]
     pub fn step_s(&self, prefill: u64, pairs: f64, decodes: u64, context: u64) -> f64 {
-        self.base_s
+        let context = if self.context_tokens_most > 0 { context.min(self.context_tokens_most) } else { context } as f64;
+        let tokens = prefill as f64;
+        let linear = self.base_s
             + self.weights_s.max(self.linear_token_s * (prefill + decodes) as f64)
-            + self.prefill_token_s * prefill as f64
+            + self.prefill_token_s * tokens
             + self.attention_pair_s * pairs
             + self.decode_sequence_s * decodes as f64
-            + self.context_token_s * context as f64
+            + self.context_token_s * context;
+        let begun =
+            if prefill > 0 { self.prefill_step_s } else { 0.0 } + if decodes > 0 { self.decode_step_s } else { 0.0 };
+        linear + begun + self.prefill_square_s * tokens * tokens + self.context_square_s * context * context
     }
 }
