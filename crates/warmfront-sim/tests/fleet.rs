@@ -137,21 +137,30 @@ fn a_dead_replica_is_passed_over_and_when_all_are_dead_the_router_is_asked_again
 }
 
 #[test]
-fn the_gap_of_a_preempted_answer_spans_its_absence() {
+fn gaps_add_up_to_the_time_from_first_to_last_token_also_across_preemptions() {
     let mut fleet = fleet(&[EngineConfig { max_model_tokens: 320, ..config(21) }]);
     for id in [1, 2] {
         arrive(&mut fleet, id, &[(id, 150)], 60);
         send(&mut fleet, id, 0);
     }
-    let mut ended = 0;
+    let (mut ended, mut streaming_s) = (0, 0.0);
     while ended < 2 {
         fleet.advance(1e6);
-        ended += fleet.take_events().iter().filter(|event| matches!(event, Event::Finished { .. })).count();
+        for event in fleet.take_events() {
+            match event {
+                Event::FirstToken { time_s, .. } => streaming_s -= time_s,
+                Event::Finished { time_s, .. } => (ended, streaming_s) = (ended + 1, streaming_s + time_s),
+                other => panic!("{other:?}"),
+            }
+        }
     }
     assert!(fleet.preemptions() > 0);
-    let gaps = fleet.gaps();
-    assert_eq!(gaps.iter().map(|(_, count)| count).sum::<u64>(), 2 * 59);
-    assert!(gaps.last().unwrap().0 > 10.0);
+    fleet.pace();
+    let events = fleet.take_events();
+    let [Event::Paced { gaps, gap_seconds, .. }] = &events[..] else { panic!("{events:?}") };
+    assert_eq!(gaps[..], [2 * 59]);
+    assert!(near(gap_seconds[0], streaming_s), "{gap_seconds:?}, {streaming_s}");
+    assert_eq!(fleet.gaps().iter().map(|(_, count)| count).sum::<u64>(), 2 * 59);
 }
 
 #[test]
