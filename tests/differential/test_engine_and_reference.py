@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from warmfront.reference import engine as reference
 from warmfront.reference.request import CacheEvent, EngineRequest, Sequence, StepResult, Stored
@@ -136,7 +136,22 @@ def plain_event(event: CacheEvent) -> object:
     return (event.request.id, event.first, event.count) if isinstance(event, Stored) else event
 
 
+# A sequence that is pre-empted and comes back may have two appointments for one step; only the second counts.
+TWICE_DUE = (
+    EngineConfig(
+        latency=LatencyModel(0.002, 0.0, 0.0, 0.0, 0.0),
+        blocks=21,
+        block_size=BLOCK_SIZE,
+        max_model_tokens=80,
+        max_batched_tokens=12,
+        max_sequences=1,
+    ),
+    [Submit(0, 0, 1, 3, True), Steps(1), Submit(0, 0, 1, 1, True), Reset(True)],
+)
+
+
 @settings(max_examples=300, deadline=None)
+@example(*TWICE_DUE)
 @given(config=configs, history=st.lists(operations, max_size=40))
 def test_core_engine_agrees_with_reference(config: EngineConfig, history: list[Submit | Steps | Abort | Reset]) -> None:
     fast, plainly = History(Engine(config)), History(reference.Engine(config))

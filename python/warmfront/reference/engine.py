@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Protocol
 
 from warmfront.reference.blockpool import BlockPool
@@ -88,7 +89,7 @@ class Engine:
         self._waiting: deque[_Sequence] = deque()
         self._prefilling: dict[int, _Sequence] = {}
         self._decoding: dict[int, _Sequence] = {}
-        self._due: dict[int, list[_Sequence]] = {}
+        self._due: dict[int, list[tuple[int, _Sequence]]] = {}
         self._tick = 0
         self._admissions = 0
         self._context_tokens = 0
@@ -222,8 +223,8 @@ class Engine:
         """Give every decoding sequence the slot of one token; return those whose answer this token completes."""
         now = self._tick + 1
         ending: list[_Sequence] = []
-        for sequence in sorted(self._due.pop(now, ()), key=_by_order):
-            if sequence.state is not State.DECODE or sequence.due != now:
+        for order, sequence in sorted(self._due.pop(now, ()), key=itemgetter(0)):
+            if sequence.state is not State.DECODE or (sequence.order, sequence.due) != (order, now):
                 continue  # It left, or came back with another appointment.
             computed = self._computed_tokens(sequence)
             if computed == len(sequence.blocks) * self.config.block_size and not self._grow(sequence, 1, preempted):
@@ -243,7 +244,7 @@ class Engine:
         size = self.config.block_size
         wait = min(-computed % size, (-computed - 1) % size, sequence.request.output_tokens - emitted - 1)
         sequence.due = tick + 1 + wait
-        self._due.setdefault(sequence.due, []).append(sequence)
+        self._due.setdefault(sequence.due, []).append((sequence.order, sequence))
 
     def _begin_decodes(self, complete: list[_Sequence]) -> list[_Sequence]:
         """Let sequences with a computed prompt sample their next token; return those that this ends."""
@@ -394,7 +395,3 @@ class _Prefill:
         self.room -= chunk
         self.tokens += chunk
         self.pairs += chunk * (context + 0.5 * (chunk + 1))
-
-
-def _by_order(sequence: _Sequence) -> int:
-    return sequence.order
