@@ -45,7 +45,9 @@ def main() -> int:
 
 def about() -> dict[str, Any]:
     """Say when, of what and where something is measured."""
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True)
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     return {
         "date": time.strftime("%Y-%m-%d"),
         "commit": commit.stdout.strip(),

@@ -13,8 +13,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from dynamo import _core
-from dynamo.llm import KvRouterConfig
+from dynamo import _core  # type: ignore[import-not-found]  # only its own environment has it
+from dynamo.llm import KvRouterConfig  # type: ignore[import-not-found]
 
 BLOCK_TOKENS, TRACE_BLOCK_TOKENS = 64, 512
 PASS_TOKENS, PASS_SEQUENCES = 8192, 256

@@ -64,4 +64,6 @@ def means(runs: Iterable[Mapping[str, float]]) -> Figures:
 def _latencies(name: str, values_ms: Sequence[float]) -> Figures:
     shares = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
     ranks = {label: percentile(values_ms, share) or 0.0 for label, share in shares.items()}
-    return {f"{name}_{label}_ms": round(value, 3) for label, value in {"mean": statistics.fmean(values_ms), **ranks}.items()}
+    return {
+        f"{name}_{label}_ms": round(value, 3) for label, value in {"mean": statistics.fmean(values_ms), **ranks}.items()
+    }

@@ -12,14 +12,13 @@ from collections.abc import Iterator, Sequence
 from random import Random
 from typing import Any, NamedTuple
 
-from lab_checks.figures import Figures, Measured, of_outcome
-
 from msgspec.structs import replace
-
 from warmfront.lab import regime as regimes
 from warmfront.lab.measures import percentile
 from warmfront.lab.model import Outcome, Regime, RunResult, Segment, SimRequest
 from warmfront.lab.run import run_source
+
+from lab_checks.figures import Figures, Measured, of_outcome
 
 REGIME = "llmd-ladder"
 """Its fleet; the workload here is the load generator's own."""
@@ -46,8 +45,26 @@ WARMUP = Stage(15.0, 50.0)
 STAGES = tuple(
     Stage(rate, seconds)
     for rate, seconds in (
-        *((3.0, 20.0), (10.0, 20.0), (15.0, 20.0), (20.0, 38.0), (22.0, 34.0), (25.0, 30.0), (30.0, 25.0), (35.0, 21.0)),
-        *((40.0, 38.0), (43.0, 36.0), (46.0, 33.0), (49.0, 30.0), (52.0, 29.0), (55.0, 27.0), (57.0, 26.0), (60.0, 25.0)),
+        *(
+            (3.0, 20.0),
+            (10.0, 20.0),
+            (15.0, 20.0),
+            (20.0, 38.0),
+            (22.0, 34.0),
+            (25.0, 30.0),
+            (30.0, 25.0),
+            (35.0, 21.0),
+        ),
+        *(
+            (40.0, 38.0),
+            (43.0, 36.0),
+            (46.0, 33.0),
+            (49.0, 30.0),
+            (52.0, 29.0),
+            (55.0, 27.0),
+            (57.0, 26.0),
+            (60.0, 25.0),
+        ),
     )
 )
 
@@ -56,7 +73,24 @@ PUBLISHED: dict[str, Any] = {
     "150 groups of 5 prompts, 6,000 + 1,200 tokens in, 1,000 out",
     "rates": [stage.rate for stage in STAGES],
     "baseline": {
-        "output_tokens_per_s": [1797, 4215, 5381, 6205, 5517, 5965, 5702, 5890, 6336, 6588, 6459, 6265, 6303, 6290, 6089, 6551],
+        "output_tokens_per_s": [
+            1797,
+            4215,
+            5381,
+            6205,
+            5517,
+            5965,
+            5702,
+            5890,
+            6336,
+            6588,
+            6459,
+            6265,
+            6303,
+            6290,
+            6089,
+            6551,
+        ],
         "ttft_mean_s": 58.10,
         "ttft_p90_s": 107.43,
     },
@@ -96,7 +130,7 @@ class Ladder:
         return list(self._begin(following, now_s + PAUSE_S))
 
     def _make_prompts(self) -> list[tuple[Segment, ...]]:
-        prompts = [
+        prompts: list[tuple[Segment, ...]] = [
             ((group, SHARED_TOKENS), (GROUPS + PROMPTS * group + own, OWN_TOKENS))
             for group in range(GROUPS)
             for own in range(PROMPTS)

@@ -18,8 +18,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from contenders import DYNAMO, environment
-from lab_checks.figures import Figures, Measured, figures, means, of_outcome
-
 from warmfront.lab.model import EngineSpec, EventSpec, FleetSpec, Regime, Slo
 from warmfront.lab.peers import PEERS, View
 from warmfront.lab.run import run
@@ -27,10 +25,12 @@ from warmfront.lab.traces import locate
 from warmfront.policy.base import Fleet
 from warmfront.types import Choice, Overlap, Request, Slot
 
+from lab_checks.figures import Figures, Measured, figures, means, of_outcome
+
 BLOCKS, BLOCK_TOKENS = 16_384, 64
 TIMEOUT_S = 300.0
-SEEDS = (1, 2, 3)
-"""Where the router draws among equals, runs differ: three of each are averaged."""
+SEEDS = (1, 2, 3, 4, 5)
+"""Where the router draws among equals, runs differ: so many are averaged, and how far they lie apart is told."""
 ROUTERS = {"round_robin": "round_robin", "kv_router": "dynamo_kv"}
 """Dynamo's name of a router → ours."""
 PLACED = "placed"
@@ -87,19 +87,21 @@ def _compare(case: Case, router: str) -> dict[str, Any]:
         "name": case.name,
         "router": router,
         "policy": ROUTERS[router],
-        "dynamo": means(each.figures for each in replays),
-        "dynamo_spread": spread([each.figures for each in replays]),
-        "warmfront": means(simulate(case, ROUTERS[router], seed) for seed in seeds),
+        "dynamo": _summary([each.figures for each in replays]),
+        "warmfront": _summary([simulate(case, ROUTERS[router], seed) for seed in seeds]),
     }
     if router == "kv_router":
-        row[PLACED] = means(as_placed(case, each.workers) for each in replays)
+        row[PLACED] = _summary([as_placed(case, each.workers) for each in replays])
     return row
 
 
-def spread(runs: Sequence[Mapping[str, float]]) -> Figures:
-    """Return how far equal runs lie apart, as a share of the least."""
-    columns = {name: [run[name] for run in runs] for name in runs[0]}
-    return {name: round(max(column) / min(column) - 1, 4) for name, column in columns.items()}
+def _summary(runs: Sequence[Figures]) -> dict[str, Figures]:
+    """Return the mean of equal runs, and the lowest and the highest of each figure."""
+    return {
+        "mean": means(runs),
+        "least": {name: min(run[name] for run in runs) for name in runs[0]},
+        "most": {name: max(run[name] for run in runs) for name in runs[0]},
+    }
 
 
 # -- Dynamo's side

@@ -17,9 +17,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from lab_checks.figures import Figures, of_outcome
-from lab_checks.figures import figures as reduced
-
 from warmfront.clock import MonotonicClock
 from warmfront.demo.load import Progress, run_load
 from warmfront.demo.processes import MODEL_NAME, running_fleet
@@ -28,6 +25,9 @@ from warmfront.demo.workload import MIX, Conversation, plan
 from warmfront.lab.model import EngineSpec, FleetSpec, Regime, Segment, SimRequest, Slo
 from warmfront.lab.run import run_source
 from warmfront.sim.tokens import END, START, BuiltinTokenizer
+
+from lab_checks.figures import Figures, of_outcome
+from lab_checks.figures import figures as reduced
 
 POLICIES = ("round_robin", "marginal_cost")
 ENGINES = 4
@@ -146,9 +146,7 @@ class Conversations:
             return ()
         return tuple(self._piece(text) for text in (f"{START}system\n", conversation.system, f"{END}\n"))
 
-    def _request(
-        self, conversation: Conversation, turn: int, before: tuple[Segment, ...], at_s: float
-    ) -> SimRequest:
+    def _request(self, conversation: Conversation, turn: int, before: tuple[Segment, ...], at_s: float) -> SimRequest:
         key = next(self._keys)
         self._turns[key] = (conversation, turn)
         pieces = (f"{START}user\n", conversation.turns[turn], f"{END}\n", f"{START}assistant\n")

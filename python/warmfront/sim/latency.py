@@ -6,10 +6,10 @@
 
 P: prompt tokens computed in the step; A: (query, key) pairs of their attention; B: sequences that decode; K: tokens
 of context these read. The maximum says that a step is bound either by one pass over the weights or by the arithmetic
-of its linear layers. The third line is for models that were fitted by polynomials elsewhere; it is zero in ours, and K
-is then not bounded. With both constants of the maximum zero too the formula is linear, `base` holds the pass over the weights,
-and `P, A, B, K` of timed probes determine the constants by least squares. What is loaded before a step (KV from slower
-tiers, an adapter) is added at its own price.
+of its linear layers. The third line is for a model that others fitted by polynomials, which bounds K too; it is zero
+in the other presets. Where both constants of the maximum are zero as well the formula is linear, `base` holds the pass
+over the weights, and `P, A, B, K` of timed probes determine the constants by least squares. What is loaded before a
+step (KV from slower tiers, an adapter) is added at its own price.
 
 The presets are *estimates, not measurements of ours*. Those of Llama 3.1 8B are rooflines: compute and bandwidth of the
 GPU's data sheet, the shape of the model's published `config.json`, and two efficiencies (half of peak FLOPS, 80 % of

@@ -1,0 +1,101 @@
+"""The part of the page about the llm-d ladder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from lab_checks.ladder import BASELINE, PREFIX, knee, plateau
+from lab_checks.text import Difference, seconds, signed, table
+
+DIFFERS = "More than 5 % apart from the published figures"
+BOUND = 0.05
+SIDES = {"baseline": BASELINE, "prefix": PREFIX}
+
+TEXT = """\
+## The ladder of llm-d
+
+Published: {source}. `baseline` is a Kubernetes
+service, `prefix` llm-d's router with exact knowledge of the caches. The lab sends the same stages in the same order to
+one fleet: 15 requests a second for 50 s to warm up, then each rate for 20 to 38 s, the next stage a second after the
+last answer. The engines are eight of the preset `qwen3-32b-tp2-h100`; no constant of it was fitted to these curves.
+Against `baseline` stands `round_robin`, against `prefix` the scores of llm-d's guide, `llmd_precise`.
+
+Output tokens a second, by requests a second:
+
+{curves}
+
+The shape:
+
+{shape}
+
+A curve has reached its *knee* at the lowest rate with {knee:.0%} of its highest throughput; its *plateau* is the mean
+from {plateau_from:g} requests a second on. The last two columns of the first table are the same runs with caches of
+{roomy_kv:,} tokens, in which all running requests fit; pre-emptions of `{prefix}` fall from
+{tight_preempted:,} to {roomy_preempted:,}."""
+
+
+def render(part: Mapping[str, Any]) -> str:
+    """Return the section up to its list of differences."""
+    roomy = part["roomy"]
+    return TEXT.format(
+        source=part["published"]["source"],
+        curves=_curves(part),
+        shape=table(["", *_shape_head(part)], _shape_rows(part)),
+        knee=part["knee"],
+        plateau_from=part["plateau_from"],
+        prefix=PREFIX,
+        roomy_kv=roomy["kv_tokens"],
+        tight_preempted=part["policies"][PREFIX]["preemptions"],
+        roomy_preempted=roomy["policies"][PREFIX]["preemptions"],
+    )
+
+
+def differences(part: Mapping[str, Any]) -> list[Difference]:
+    """Return what of the shape is further apart than the bound."""
+    found = []
+    for side, policy in SIDES.items():
+        theirs, ours = _shape(part, part["published"][side]), _shape(part, part["policies"][policy])
+        for name, value in theirs.items():
+            apart = ours[name] / value - 1
+            if abs(apart) > BOUND:
+                told = f"published {_shown(name, value)}, `{policy}` {_shown(name, ours[name])}: {signed(apart)}"
+                found.append(Difference(f"{side}: {name}", told))
+    return found
+
+
+def _curves(part: Mapping[str, Any]) -> str:
+    columns = {f"published {side}": part["published"][side] for side in SIDES}
+    columns |= {f"`{policy}`": curve for policy, curve in part["policies"].items()}
+    columns |= {f"`{policy}`, roomy": curve for policy, curve in part["roomy"]["policies"].items()}
+    values = [column["output_tokens_per_s"] for column in columns.values()]
+    rows = zip(part["published"]["rates"], *values, strict=True)
+    return table(["rate", *columns], ([f"{rate:g}", *(f"{value:,}" for value in row)] for rate, *row in rows))
+
+
+def _shape_head(part: Mapping[str, Any]) -> list[str]:
+    return [*(f"published {side}" for side in SIDES), *(f"`{policy}`" for policy in part["policies"])]
+
+
+def _shape_rows(part: Mapping[str, Any]) -> Iterator[list[str]]:
+    sides = [*(part["published"][side] for side in SIDES), *part["policies"].values()]
+    shapes = [_shape(part, side) for side in sides]
+    for name in shapes[0]:
+        yield [name, *(_shown(name, shape[name]) for shape in shapes)]
+
+
+def _shape(part: Mapping[str, Any], side: Mapping[str, Any]) -> dict[str, float]:
+    rates, curve = part["published"]["rates"], side["output_tokens_per_s"]
+    whole = side.get("ladder", side)
+    return {
+        "knee": knee(rates, curve),
+        "plateau": plateau(rates, curve),
+        "TTFT mean": whole["ttft_mean_s"],
+        "TTFT p90": whole["ttft_p90_s"],
+    }
+
+
+def _shown(name: str, value: float) -> str:
+    if name == "knee":
+        return f"{value:g} requests/s"
+    return f"{value:,.0f} tokens/s" if name == "plateau" else seconds(value)
