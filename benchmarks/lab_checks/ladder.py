@@ -7,8 +7,10 @@ reproduced here, because they bend the lower half of every published curve.
 
 from __future__ import annotations
 
+import dataclasses
 import statistics
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from random import Random
 from typing import Any, NamedTuple
 
@@ -17,18 +19,26 @@ from warmfront.lab import regime as regimes
 from warmfront.lab.measures import percentile
 from warmfront.lab.model import Outcome, Regime, RunResult, Segment, SimRequest
 from warmfront.lab.run import run_source
+from warmfront.sim.latency import PRESETS, preset
 
 from lab_checks.figures import Figures, Measured, of_outcome
 
 REGIME = "llmd-ladder"
 """Its fleet; the workload here is the load generator's own."""
 SEED = 1
-GROUPS, PROMPTS, SHARED_TOKENS, OWN_TOKENS, OUTPUT_TOKENS = 150, 5, 6000, 1200, 1000
+GROUPS, PROMPTS, SHARED_TOKENS, OWN_TOKENS = 150, 5, 6000, 1200
+ANSWERS = ((0.0, 4), (0.01, 33), (0.05, 193), (0.1, 945), (0.25, 992), (0.5, 998), (1.0, 1000))
+"""Share of the answers → tokens they have at most, straight lines between. From the report of the last stage in the
+guide: asked for 1,000 tokens, a twentieth of the answers stays below 200. If all were equal, they would end in waves.
+"""
 PAUSE_S = 1.0
 BASELINE, PREFIX = "round_robin", "llmd_precise"
 POLICIES = (BASELINE, PREFIX, "llmd_default", "marginal_cost")
 ROOMY_KV_TOKENS = 500_000
 """A cache in which every running request fits: what is left of a difference then is not memory."""
+LIGHT_READS = 0.65
+"""Share of the price of reading context: what is left then is not that a shared prefix is read for every sequence."""
+LIGHT = "lab-check-light"
 KNEE = 0.9
 """Share of the highest throughput at which a curve counts as having reached its plateau."""
 PLATEAU_FROM = 40.0
@@ -146,11 +156,16 @@ class Ladder:
         for offset_s in moments:
             key = len(self.stage_of)
             self.stage_of.append(stage)
-            yield SimRequest(key, now_s + offset_s, self._prompts[key % len(self._prompts)], OUTPUT_TOKENS)
+            yield SimRequest(key, now_s + offset_s, self._prompts[key % len(self._prompts)], self._answer())
+
+    def _answer(self) -> int:
+        drawn = self._random.random()
+        (low, fewest), (high, most) = next(piece for piece in pairwise(ANSWERS) if drawn <= piece[1][0])
+        return round(fewest + (most - fewest) * (drawn - low) / (high - low))
 
 
 def check(stages: Sequence[Stage] = STAGES, policies: Sequence[str] = POLICIES) -> dict[str, Any]:
-    """Climb the ladder with each policy, and with the compared ones on a fleet with more memory."""
+    """Climb the ladder with each policy, and with the compared ones on fleets that differ in one thing."""
     regime = regimes.load(REGIME)
     return {
         "published": PUBLISHED,
@@ -159,17 +174,30 @@ def check(stages: Sequence[Stage] = STAGES, policies: Sequence[str] = POLICIES) 
         "knee": KNEE,
         "plateau_from": PLATEAU_FROM,
         "policies": {policy: climb(regime, stages, policy) for policy in policies},
-        "roomy": {
-            "kv_tokens": ROOMY_KV_TOKENS,
-            "policies": {policy: climb(roomy(regime), stages, policy) for policy in (BASELINE, PREFIX)},
+        "variants": {
+            "roomy": {"kv_tokens": ROOMY_KV_TOKENS, **_variant(roomy(regime), stages)},
+            "light": {"context_price": LIGHT_READS, **_variant(light(regime), stages)},
         },
     }
+
+
+def _variant(regime: Regime, stages: Sequence[Stage]) -> dict[str, Any]:
+    return {"policies": {policy: climb(regime, stages, policy) for policy in (BASELINE, PREFIX)}}
 
 
 def roomy(regime: Regime) -> Regime:
     """Return the regime with larger caches."""
     engines = tuple(replace(engine, kv_tokens=ROOMY_KV_TOKENS) for engine in regime.fleet.engines)
     return replace(regime, fleet=replace(regime.fleet, engines=engines))
+
+
+def light(regime: Regime) -> Regime:
+    """Return the regime with engines, from a preset made for it, that read context at a lower price."""
+    (engine,) = regime.fleet.engines
+    found = preset(engine.preset)
+    price_s = LIGHT_READS * found.latency.context_token_s
+    PRESETS[LIGHT] = dataclasses.replace(found, latency=dataclasses.replace(found.latency, context_token_s=price_s))
+    return replace(regime, fleet=replace(regime.fleet, engines=(replace(engine, preset=LIGHT),)))
 
 
 def climb(regime: Regime, stages: Sequence[Stage], policy: str) -> dict[str, Any]:

@@ -14,12 +14,15 @@ import subprocess
 import tempfile
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from contenders import DYNAMO, environment
 from warmfront.lab.model import EngineSpec, EventSpec, FleetSpec, Regime, Slo
 from warmfront.lab.peers import PEERS, View
+from warmfront.lab.peers.base import choices, events_only
+from warmfront.lab.peers.dynamo import Kv
 from warmfront.lab.run import run
 from warmfront.lab.traces import locate
 from warmfront.policy.base import Fleet
@@ -35,6 +38,8 @@ ROUTERS = {"round_robin": "round_robin", "kv_router": "dynamo_kv"}
 """Dynamo's name of a router → ours."""
 PLACED = "placed"
 DIFFERS = 0.05
+EQUAL_BLOCKS = 1e-6
+"""Costs so close are equal."""
 
 
 class Case(NamedTuple):
@@ -91,7 +96,11 @@ def _compare(case: Case, router: str) -> dict[str, Any]:
         "warmfront": _summary([simulate(case, ROUTERS[router], seed) for seed in seeds]),
     }
     if router == "kv_router":
-        row[PLACED] = _summary([as_placed(case, each.workers) for each in replays])
+        placed = [as_placed(case, each.workers) for each in replays]
+        row[PLACED] = _summary([each for each, _ in placed])
+        row["decisions"] = {
+            name: sum(getattr(each, name) for _, each in placed) for name in ("all", "cheapest", "drawn")
+        }
     return row
 
 
@@ -163,25 +172,46 @@ def simulate(case: Case, policy: str, seed: int) -> Figures:
     return figures([of_outcome(outcome) for outcome in result.outcomes])
 
 
-def as_placed(case: Case, workers: Sequence[int]) -> Figures:
-    """Run a case in the lab with every request where Dynamo sent it."""
-    PEERS[PLACED] = lambda view: Placed(view, workers)
+def as_placed(case: Case, workers: Sequence[int]) -> tuple[Figures, Decisions]:
+    """Run a case in the lab with every request where Dynamo sent it, and count what our rule thinks of that."""
+    decisions = Decisions()
+    PEERS[PLACED] = lambda view: Placed(view, workers, decisions)
     try:
-        return simulate(case, PLACED, seed=SEEDS[0])
+        return simulate(case, PLACED, seed=SEEDS[0]), decisions
     finally:
         del PEERS[PLACED]
 
 
-class Placed:
-    """Sends each request where a list says."""
+@dataclass
+class Decisions:
+    """Dynamo's decisions, counted."""
 
-    def __init__(self, view: View, slots: Sequence[int]) -> None:
+    all: int = 0
+    cheapest: int = 0
+    """No replica cost less."""
+    drawn: int = 0
+    """Several cost the least."""
+
+
+class Placed:
+    """Sends each request where a list says, and asks the rule."""
+
+    def __init__(self, view: View, slots: Sequence[int], decisions: Decisions) -> None:
         self._view = view
         self._slots = slots
+        self._rule = Kv(view)
+        self._decisions = decisions
 
     def choose(self, request: Request, overlap: Overlap, fleet: Fleet) -> Sequence[Choice]:
         """Look it up."""
-        return [Choice(Slot(self._slots[self._view.prompt(request).key]), 0)]
+        slot = Slot(self._slots[self._view.prompt(request).key])
+        device = events_only(overlap, fleet)
+        costs = dict(zip(fleet.eligible, self._rule.costs(request, overlap, device, fleet), strict=True))
+        least = min(costs.values()) + EQUAL_BLOCKS
+        self._decisions.all += 1
+        self._decisions.cheapest += costs[slot] <= least
+        self._decisions.drawn += sum(cost <= least for cost in costs.values()) > 1
+        return choices([slot], device, request, fleet)
 
 
 def regime(case: Case) -> Regime:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from lab_checks.ladder import BASELINE, PREFIX, knee, plateau
@@ -15,10 +15,12 @@ SIDES = {"baseline": BASELINE, "prefix": PREFIX}
 TEXT = """\
 ## The ladder of llm-d
 
-Published: {source}. `baseline` is a Kubernetes
-service, `prefix` llm-d's router with exact knowledge of the caches. The lab sends the same stages in the same order to
-one fleet: 15 requests a second for 50 s to warm up, then each rate for 20 to 38 s, the next stage a second after the
-last answer. The engines are eight of the preset `qwen3-32b-tp2-h100`; no constant of it was fitted to these curves.
+Published: {source}.
+
+`baseline` is a Kubernetes service, `prefix` llm-d's router with exact knowledge of the caches. The lab sends the same
+stages in the same order to one fleet: 15 requests a second for 50 s to warm up, then each rate for 20 to 38 s, the next
+stage a second after the last answer; lengths of answers follow the guide's own report. The engines are eight of the
+preset `qwen3-32b-tp2-h100`, which was fitted to llm-d's prefill rate and cache size and to none of these curves.
 Against `baseline` stands `round_robin`, against `prefix` the scores of llm-d's guide, `llmd_precise`.
 
 Output tokens a second, by requests a second:
@@ -30,24 +32,25 @@ The shape:
 {shape}
 
 A curve has reached its *knee* at the lowest rate with {knee:.0%} of its highest throughput; its *plateau* is the mean
-from {plateau_from:g} requests a second on. The last two columns of the first table are the same runs with caches of
-{roomy_kv:,} tokens, in which all running requests fit; pre-emptions of `{prefix}` fall from
-{tight_preempted:,} to {roomy_preempted:,}."""
+from {plateau_from:g} requests a second on. Two variants take one thing away each, to see what a difference is made of:
+*roomy* has caches of {roomy_kv:,} tokens, in which all running requests fit (pre-emptions of `{prefix}` fall from
+{tight_preempted:,} to {roomy_preempted:,}); *light* reads context at {light:.0%} of the preset's price."""
 
 
 def render(part: Mapping[str, Any]) -> str:
     """Return the section up to its list of differences."""
-    roomy = part["roomy"]
+    variants = part["variants"]
     return TEXT.format(
         source=part["published"]["source"],
         curves=_curves(part),
-        shape=table(["", *_shape_head(part)], _shape_rows(part)),
+        shape=_shapes(part),
         knee=part["knee"],
         plateau_from=part["plateau_from"],
         prefix=PREFIX,
-        roomy_kv=roomy["kv_tokens"],
+        roomy_kv=variants["roomy"]["kv_tokens"],
         tight_preempted=part["policies"][PREFIX]["preemptions"],
-        roomy_preempted=roomy["policies"][PREFIX]["preemptions"],
+        roomy_preempted=variants["roomy"]["policies"][PREFIX]["preemptions"],
+        light=variants["light"]["context_price"],
     )
 
 
@@ -65,23 +68,27 @@ def differences(part: Mapping[str, Any]) -> list[Difference]:
 
 
 def _curves(part: Mapping[str, Any]) -> str:
-    columns = {f"published {side}": part["published"][side] for side in SIDES}
-    columns |= {f"`{policy}`": curve for policy, curve in part["policies"].items()}
-    columns |= {f"`{policy}`, roomy": curve for policy, curve in part["roomy"]["policies"].items()}
+    columns = _columns(part)
     values = [column["output_tokens_per_s"] for column in columns.values()]
     rows = zip(part["published"]["rates"], *values, strict=True)
     return table(["rate", *columns], ([f"{rate:g}", *(f"{value:,}" for value in row)] for rate, *row in rows))
 
 
-def _shape_head(part: Mapping[str, Any]) -> list[str]:
-    return [*(f"published {side}" for side in SIDES), *(f"`{policy}`" for policy in part["policies"])]
+def _shapes(part: Mapping[str, Any]) -> str:
+    shapes = {name: _shape(part, column) for name, column in _columns(part).items()}
+    names = next(iter(shapes.values()))
+    return table(
+        ["", *names], ([column, *(_shown(name, shape[name]) for name in names)] for column, shape in shapes.items())
+    )
 
 
-def _shape_rows(part: Mapping[str, Any]) -> Iterator[list[str]]:
-    sides = [*(part["published"][side] for side in SIDES), *part["policies"].values()]
-    shapes = [_shape(part, side) for side in sides]
-    for name in shapes[0]:
-        yield [name, *(_shown(name, shape[name]) for shape in shapes)]
+def _columns(part: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """Return every curve by what it is called."""
+    columns = {f"published {side}": part["published"][side] for side in SIDES}
+    columns |= {f"`{policy}`": curve for policy, curve in part["policies"].items()}
+    for name, variant in part["variants"].items():
+        columns |= {f"`{policy}`, {name}": curve for policy, curve in variant["policies"].items()}
+    return columns
 
 
 def _shape(part: Mapping[str, Any], side: Mapping[str, Any]) -> dict[str, float]:

@@ -45,6 +45,8 @@ are means of {runs} runs. In the third row of such a case the lab sends each req
 - With `round_robin`, the largest difference of all figures is {engines}.
 - With Dynamo's placement, it is {placed}.
 - With its router against ours, it is {routers}.
+- Of {all:,} decisions of Dynamo's router, {cheapest:,} have the lowest cost by our statement of its rule; in {drawn:,}
+  of them several replicas have it, and one is drawn.
 
 Rules that were expected to matter turned out to be the same in both models: blocks can be shared within the step that
 computes them, a complete hit computes its last block again, chunks end only with the budget, a freed prompt is evicted
@@ -66,6 +68,7 @@ def render(part: Mapping[str, Any]) -> str:
         engines=_worst(plain, "warmfront"),
         placed=_worst(routed, PLACED),
         routers=_worst(routed, "warmfront"),
+        **{name: sum(case["decisions"][name] for case in routed) for name in routed[0]["decisions"]},
     )
 
 
