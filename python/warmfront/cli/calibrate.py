@@ -65,9 +65,7 @@ def command(
     from warmfront.lab.calibrate.fit import fit
     from warmfront.lab.calibrate.probes import plan
 
-    todo = plan(
-        tokens_max=tokens_max, sequences_max=sequences_max, output_tokens=output_tokens, repeats=repeats
-    )
+    todo = plan(tokens_max=tokens_max, sequences_max=sequences_max, output_tokens=output_tokens, repeats=repeats)
     measured = asyncio.run(_measure(url, model, todo, SystemRandom() if seed is None else Random(seed)))
     fitted = fit(measured, batched_tokens=batched_tokens)
     if save is not None:
