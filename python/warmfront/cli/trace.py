@@ -13,10 +13,10 @@ from rich.table import Table
 
 from warmfront.cli import options
 from warmfront.cli.output import number, show, show_json, table
-from warmfront.cli.progress import bar
 from warmfront.errors import ConfigError
 from warmfront.lab import regime as regimes
 from warmfront.lab import workloads
+from warmfront.lab.display import bar
 from warmfront.lab.traces import access_log, locate, workload
 from warmfront.lab.traces.summary import PREFIX_TOKENS, Spread, Summary, detect, summarise
 

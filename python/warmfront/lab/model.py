@@ -68,8 +68,8 @@ class EngineSpec(Struct, frozen=True, forbid_unknown_fields=True):
     """False: the engine reuses nothing, whatever its events say."""
     adapters: tuple[str, ...] = ()
     """Adapters it serves; requests for others of the fleet are not for it."""
-    adapter_slots: int = 4
-    """Adapters on the device at a time; the least recently used one makes room."""
+    adapter_slots: int | None = None
+    """Adapters on the device at a time, of which the least recently used one makes room; absent: all it serves."""
     joins_s: float = 0.0
     startup_s: float = 0.0
     """Seconds from joining until ready."""

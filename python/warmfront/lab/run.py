@@ -2,49 +2,34 @@
 
 Builds the fleet that the regime declares, enters its changes (replicas that join, leave, crash) into the agenda, and
 runs the workload through the router on virtual time. Built-in policies are named in the configuration; peers are made
-by their own factories from a `View`.
+by their own factories from a `SimView`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from importlib import import_module
-from typing import Any, Protocol, cast
+from typing import Any
 
 import msgspec
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from warmfront import core
 from warmfront.clock import Clock, MonotonicClock
 from warmfront.config import IndexConfig, PolicyConfig, RouterConfig
 from warmfront.errors import ConfigError
-from warmfront.lab.model import EngineSpec, FleetSpec, Outcome, Regime, RunResult, SimRequest, Source
+from warmfront.lab import regime as regimes
+from warmfront.lab.model import EngineSpec, FleetSpec, Regime, RunResult, Source
+from warmfront.lab.peers import PEERS
 from warmfront.policy import registry
 from warmfront.policy.base import Policy
-from warmfront.ports.sim import Agenda, SimIndex, SimPort, SimView, Stages, Watcher
+from warmfront.ports.agenda import Agenda
+from warmfront.ports.sim import SimIndex, SimPort, Stages
+from warmfront.ports.sim_view import SimView
 from warmfront.router import Router
 from warmfront.sim.engine import EngineConfig
 from warmfront.sim.latency import preset
-from warmfront.types import EngineLoad, Request, Slot
-
-
-class View(Protocol):
-    """What a peer may look at besides what the router tells every policy."""
-
-    block_size: int
-
-    def blocks(self, request: Request) -> Sequence[int]:
-        """Return the chained hashes of the prompt's full blocks: equal prefixes have equal hashes."""
-
-    def prompt(self, request: Request) -> SimRequest:
-        """Return the request as the workload made it."""
-
-    def load(self, interval_s: float) -> Sequence[EngineLoad]:
-        """Return what a scraper with this interval saw last, one row a slot."""
-
-
-PeerFactory = Callable[[View], Policy]
+from warmfront.types import Request, Slot
 
 
 def run(
@@ -69,7 +54,7 @@ def run(
     Raises:
         ConfigError: The policy, a preset or the workload is not known, or a request does not fit the fleet.
     """
-    source = import_module("warmfront.lab.regime").source(regime, load, seed)
+    source = regimes.source(regime, load, seed)
     return run_source(regime, source, policy, load, seed, config=config, progress=progress)
 
 
@@ -93,7 +78,7 @@ def run_source(
     chosen = _choose(policy, config or RouterConfig(), view, seed=seed)
     router = Router(chosen.config, SimIndex(fleet, stages), policies=chosen.make)
     port = SimPort(fleet, router, source, agenda=agenda, view=view, stages=stages)
-    port.watcher = chosen
+    port.watcher = chosen if chosen.is_peer else None
     if progress is not None:
         port.progress = lambda ended: progress(ended, regime.requests)
     ended_s = port.run()
@@ -169,7 +154,7 @@ def engine_config(spec: EngineSpec, *, block_size: int) -> EngineConfig:
         max_sequences=chosen.max_sequences,
         host_blocks=spec.host_tokens // block_size,
         disk_blocks=spec.disk_tokens // block_size,
-        adapter_slots=spec.adapter_slots if spec.adapters else 0,
+        adapter_slots=len(spec.adapters) if spec.adapter_slots is None else spec.adapter_slots,
     )
 
 
@@ -212,8 +197,9 @@ class _Replica:
 class _Chosen:
     """The policy under test: how the router gets it, and what it is told besides."""
 
-    def __init__(self, config: RouterConfig, make: registry.PolicyFactory) -> None:
+    def __init__(self, config: RouterConfig, make: registry.PolicyFactory, *, is_peer: bool) -> None:
         self.config = config
+        self.is_peer = is_peer
         self._make = make
         self._policy: Policy | None = None
 
@@ -232,9 +218,10 @@ class _Chosen:
 
     def figures(self) -> dict[str, float]:
         """Return the figures of the policy's guard, when it has one."""
-        guard = getattr(self._policy, "guard", None)
-        figures = getattr(guard, "figures", None)
-        return {} if figures is None else dict(figures())
+        guarded: Any = getattr(self._policy, "guarded", None)
+        if guarded is None:
+            return {}
+        return {name: float(figure) for name, figure in asdict(guarded()).items()}
 
     def _pass(self, hook: str, request: Request, slot: Slot, now_s: float) -> None:
         told: Any = getattr(self._policy, hook, None)
@@ -242,7 +229,7 @@ class _Chosen:
             told(request, slot, now_s)
 
 
-def _choose(policy: str, config: RouterConfig, view: View, *, seed: int) -> _Chosen:
+def _choose(policy: str, config: RouterConfig, view: SimView, *, seed: int) -> _Chosen:
     """Find a policy by name.
 
     Raises:
@@ -251,11 +238,7 @@ def _choose(policy: str, config: RouterConfig, view: View, *, seed: int) -> _Cho
     config = replace(config, policy=replace(config.policy, seed=seed))
     if policy in registry.names():
         named = replace(config, policy=replace(config.policy, name=policy))
-        return _Chosen(named, registry.factory(policy))
-    peers = cast(dict[str, PeerFactory], import_module("warmfront.lab.peers").PEERS)
-    if policy not in peers:
-        raise ConfigError(f"no policy named {policy!r}; known: {', '.join([*registry.names(), *sorted(peers)])}")
-    return _Chosen(config, lambda _config: peers[policy](view))
-
-
-__all__ = ["Outcome", "PeerFactory", "View", "Watcher", "engine_config", "open_fleet", "run", "run_source"]
+        return _Chosen(named, registry.factory(policy), is_peer=False)
+    if policy not in PEERS:
+        raise ConfigError(f"no policy named {policy!r}; known: {', '.join([*registry.names(), *sorted(PEERS)])}")
+    return _Chosen(config, lambda _config: PEERS[policy](view), is_peer=True)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterator, Sequence
-from itertools import count
 from typing import Protocol
 
 import msgspec
@@ -20,11 +19,12 @@ from warmfront import core
 from warmfront.clock import Clock
 from warmfront.lab.model import Outcome, SimRequest, Source
 from warmfront.policy.affinity import mix
+from warmfront.ports.agenda import Agenda
+from warmfront.ports.sim_view import SimView
 from warmfront.types import (
     Arrived,
     Command,
     Dispatch,
-    EngineLoad,
     Event,
     Failed,
     Finished,
@@ -104,76 +104,6 @@ class SimIndex:
 
     def release(self, request_id: RequestId) -> None:
         """Do nothing: the fleet sees every end itself, as the live core does."""
-
-
-class Agenda:
-    """What is to happen at known times, in order; what was entered first comes first."""
-
-    def __init__(self) -> None:
-        self._entries: list[tuple[float, int, Callable[[], None]]] = []
-        self._numbers = count()
-
-    @property
-    def next_s(self) -> float:
-        """When the next entry is due; never: infinity."""
-        return self._entries[0][0] if self._entries else float("inf")
-
-    def add(self, at_s: float, action: Callable[[], None]) -> None:
-        """Enter something."""
-        heapq.heappush(self._entries, (at_s, next(self._numbers), action))
-
-    def every(self, interval_s: float, action: Callable[[], None], *, first_s: float) -> None:
-        """Enter something that comes again and again."""
-
-        def again(at_s: float) -> None:
-            action()
-            self.add(at_s + interval_s, lambda: again(at_s + interval_s))
-
-        self.add(first_s, lambda: again(first_s))
-
-    def run(self, now_s: float) -> None:
-        """Do everything that is due."""
-        while self.next_s <= now_s:
-            heapq.heappop(self._entries)[2]()
-
-
-class SimView:
-    """What peers may know that the router does not tell its policies."""
-
-    def __init__(self, fleet: core.SimFleet, agenda: Agenda, *, block_size: int) -> None:
-        self.block_size = block_size
-        self.requests: dict[RequestId, SimRequest] = {}
-        self.now_s = 0.0
-        self._fleet = fleet
-        self._agenda = agenda
-        self._loads: dict[float, tuple[float, list[tuple[int, int, float]]]] = {}
-
-    def blocks(self, request: Request) -> Sequence[int]:
-        """Return the chained hashes of the prompt's full blocks: equal prefixes have equal hashes.
-
-        Raises:
-            UnknownRequestError: The request ended some time ago.
-        """
-        return self._fleet.blocks(request.id)
-
-    def prompt(self, request: Request) -> SimRequest:
-        """Return the request as the workload made it."""
-        return self.requests[request.id]
-
-    def load(self, interval_s: float) -> Sequence[EngineLoad]:
-        """Return what a scraper with this interval saw last, one row a slot.
-
-        The first call looks at once; from then on the engines are looked at every `interval_s`.
-        """
-        if interval_s not in self._loads:
-            self._scrape(interval_s)
-            self._agenda.every(interval_s, lambda: self._scrape(interval_s), first_s=self.now_s + interval_s)
-        scraped_s, rows = self._loads[interval_s]
-        age_s = self.now_s - scraped_s
-        return [EngineLoad(running, waiting, kv_usage, age_s) for running, waiting, kv_usage in rows]
-
-    def _scrape(self, interval_s: float) -> None:
-        self._loads[interval_s] = (self.now_s, self._fleet.loads())
 
 
 class SimPort:

@@ -1,4 +1,4 @@
-//! LoRA adapters on the device: a few slots, least recently used out, never one that a running sequence uses.
+//! Adapters on the device: a few slots, least recently used out, never one that a running sequence uses.
 
 use std::sync::Arc;
 

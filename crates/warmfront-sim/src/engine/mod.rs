@@ -15,7 +15,9 @@ mod adapters;
 mod due;
 mod latency;
 mod list;
+mod memory;
 mod pool;
+mod prefill;
 mod schedule;
 mod tiers;
 
@@ -320,7 +322,9 @@ impl Engine {
         if preempt_running {
             preempted.extend(self.prefilling.values().rev());
             preempted.extend(self.decoding.values().rev());
-            preempted.iter().for_each(|id| self.preempt(*id));
+            for id in &preempted {
+                self.preempt(*id);
+            }
         }
         let cleared = self.pool.clear();
         if cleared {

@@ -20,6 +20,7 @@ def _lazily(module: str, name: str) -> PeerFactory:
     def make(view: View) -> Policy:
         return cast(Policy, getattr(import_module(f"{__name__}.{module}"), name)(view))
 
+    make.__module__ = f"{__name__}.{module}"  # where the policy is defined, for who asks what code a run depends on
     return make
 
 

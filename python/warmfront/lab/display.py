@@ -12,7 +12,7 @@ REFRESH_PER_S = 4.0
 
 
 @contextlib.contextmanager
-def bar(title: str) -> Iterator[Callable[[int, int], None]]:
+def bar(title: str) -> Iterator[Callable[[float, int], None]]:
     """Give a function that takes how much is done and how much there is."""
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
