@@ -137,21 +137,30 @@ fn a_dead_replica_is_passed_over_and_when_all_are_dead_the_router_is_asked_again
 }
 
 #[test]
-fn the_gap_of_a_preempted_answer_spans_its_absence() {
+fn gaps_add_up_to_the_time_from_first_to_last_token_also_across_preemptions() {
     let mut fleet = fleet(&[EngineConfig { max_model_tokens: 320, ..config(21) }]);
     for id in [1, 2] {
         arrive(&mut fleet, id, &[(id, 150)], 60);
         send(&mut fleet, id, 0);
     }
-    let mut ended = 0;
+    let (mut ended, mut streaming_s) = (0, 0.0);
     while ended < 2 {
         fleet.advance(1e6);
-        ended += fleet.take_events().iter().filter(|event| matches!(event, Event::Finished { .. })).count();
+        for event in fleet.take_events() {
+            match event {
+                Event::FirstToken { time_s, .. } => streaming_s -= time_s,
+                Event::Finished { time_s, .. } => (ended, streaming_s) = (ended + 1, streaming_s + time_s),
+                other => panic!("{other:?}"),
+            }
+        }
     }
     assert!(fleet.preemptions() > 0);
-    let gaps = fleet.gaps();
-    assert_eq!(gaps.iter().map(|(_, count)| count).sum::<u64>(), 2 * 59);
-    assert!(gaps.last().unwrap().0 > 10.0);
+    fleet.pace();
+    let events = fleet.take_events();
+    let [Event::Paced { gaps, gap_seconds, .. }] = &events[..] else { panic!("{events:?}") };
+    assert_eq!(gaps[..], [2 * 59]);
+    assert!(near(gap_seconds[0], streaming_s), "{gap_seconds:?}, {streaming_s}");
+    assert_eq!(fleet.gaps().iter().map(|(_, count)| count).sum::<u64>(), 2 * 59);
 }
 
 #[test]
@@ -166,9 +175,9 @@ fn blocks_of_a_request_are_known_until_time_moves_on_from_its_end() {
     assert!(fleet.blocks(1).is_err());
 }
 
-#[test]
-fn what_an_evicted_block_becomes_is_told_by_tier() {
-    let mut fleet = fleet(&[EngineConfig { host_blocks: 40, max_model_tokens: 320, ..config(21) }]);
+/// A fleet of one whose device holds one prompt, after two of them; then the first comes again.
+fn after_eviction(host_blocks: u32, disk_blocks: u32) -> Fleet {
+    let mut fleet = fleet(&[EngineConfig { host_blocks, disk_blocks, max_model_tokens: 320, ..config(21) }]);
     for id in [1, 2] {
         arrive(&mut fleet, id, &[(id, 300)], 1);
         send(&mut fleet, id, 0);
@@ -177,6 +186,22 @@ fn what_an_evicted_block_becomes_is_told_by_tier() {
         fleet.advance(fleet.now_s() + 50.0);
     }
     arrive(&mut fleet, 3, &[(1, 300)], 1);
+    fleet
+}
+
+#[test]
+fn what_falls_out_of_the_host_is_told_to_be_on_disk_until_it_is_gone_from_there() {
+    for (host_blocks, disk_blocks, expected) in [(4, 40, [16, 80, 288]), (0, 40, [16, 16, 288]), (4, 4, [16, 80, 144])]
+    {
+        let mut fleet = after_eviction(host_blocks, disk_blocks);
+        let overlap = fleet.overlap(3).unwrap();
+        assert_eq!([overlap.device[0], overlap.host[0], overlap.disk[0]], expected, "{host_blocks} + {disk_blocks}");
+    }
+}
+
+#[test]
+fn what_an_evicted_block_becomes_is_told_by_tier() {
+    let mut fleet = after_eviction(40, 0);
     let overlap = fleet.overlap(3).unwrap();
     assert_eq!((overlap.device[0], overlap.host[0]), (16, 288), "the tail went first");
     send(&mut fleet, 3, 0);

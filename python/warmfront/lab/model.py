@@ -166,7 +166,7 @@ class RunResult(Struct):
     wall_s: float
     """Real seconds that the run took."""
     stages_s: dict[str, float] = {}
-    """Where those went: `router`, `engines`, `workload`, `rest`."""
+    """Where those went: `router`, `index`, `engines`, `workload`, `rest`."""
     guard: dict[str, float] = {}
     """Figures of the policy's guard at the end, when it has one."""
 

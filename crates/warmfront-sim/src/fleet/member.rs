@@ -2,7 +2,7 @@
 
 use warmfront_core::mailbox::Slot;
 
-use super::{Tally, Traced};
+use super::tally::{Tally, Traced};
 use crate::engine::{Engine, EngineConfig, StepResult};
 
 /// What is known of a replica for as long as it exists.

@@ -10,6 +10,7 @@
 mod feed;
 mod flights;
 mod member;
+mod tally;
 mod view;
 
 use std::collections::BinaryHeap;
@@ -25,12 +26,13 @@ use warmfront_core::overlap::PoolOverlap;
 use warmfront_core::requests::{Prompt, RequestTable};
 
 use crate::engine::{Engine, EngineConfig, EngineError};
-use crate::histogram::Histogram;
 use feed::Feed;
 use flights::Flight;
 use member::{Appointment, Member, Spec, Work};
+use tally::Tally;
 
 pub use flights::Arrival;
+pub use tally::Traced;
 
 /// Name of the only pool.
 pub const POOL: &str = "lab";
@@ -60,30 +62,6 @@ pub struct Load {
     pub waiting: u64,
     /// Share of KV blocks held by running requests.
     pub kv_usage: f64,
-}
-
-/// A step that has ended.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Traced {
-    pub slot: Slot,
-    pub end_s: f64,
-    pub prefill_tokens: u64,
-    pub decodes: u64,
-}
-
-/// Where the steps of all engines add up.
-#[derive(Debug, Default)]
-struct Tally {
-    gaps: Histogram,
-    trace: Option<Vec<Traced>>,
-}
-
-impl Tally {
-    fn note(&mut self, step: Traced) {
-        if let Some(trace) = &mut self.trace {
-            trace.push(step);
-        }
-    }
 }
 
 /// Engines, index and clock.
@@ -127,7 +105,7 @@ impl Fleet {
             flights: FastMap::default(),
             events: Vec::new(),
             ended: FastMap::default(),
-            tally: Tally { gaps: Histogram::default(), trace: options.trace.then(Vec::new) },
+            tally: Tally::new(options.trace),
             imbalance: Vec::new(),
             scratch: Vec::new(),
             options,
