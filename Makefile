@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 CARGO_TARGET_DIR ?= target
 export CARGO_TARGET_DIR
 
-.PHONY: help build demo test test-fast check bench docs clean
+.PHONY: help build demo test test-fast check bench lab docs clean
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -45,6 +45,9 @@ bench: build ## Measure against the peers and render docs/reference/benchmarks.m
 	cargo build --quiet --release -p warmfront-bench
 	$(BIN)/python benchmarks/run.py
 	$(BIN)/python benchmarks/report.py
+
+lab: build ## Run every policy in every regime and render docs/explanation/regimes.md (LAB="--only chat --estimate")
+	$(BIN)/python -m warmfront.lab.page $(LAB)
 
 docs: build ## Render the generated pages
 	$(BIN)/python scripts/docs.py

@@ -67,6 +67,9 @@ class EngineSpec(Struct, frozen=True, forbid_unknown_fields=True):
     caching: bool = True
     """False: the engine reuses nothing, whatever its events say."""
     adapters: tuple[str, ...] = ()
+    """Adapters it serves; requests for others of the fleet are not for it."""
+    adapter_slots: int | None = None
+    """Adapters on the device at a time, of which the least recently used one makes room; absent: all it serves."""
     joins_s: float = 0.0
     startup_s: float = 0.0
     """Seconds from joining until ready."""
@@ -163,7 +166,7 @@ class RunResult(Struct):
     wall_s: float
     """Real seconds that the run took."""
     stages_s: dict[str, float] = {}
-    """Where those went: `router`, `engines`, `workload`, `rest`."""
+    """Where those went: `router`, `index`, `engines`, `workload`, `rest`."""
     guard: dict[str, float] = {}
     """Figures of the policy's guard at the end, when it has one."""
 

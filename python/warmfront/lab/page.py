@@ -1,0 +1,114 @@
+"""`python -m warmfront.lab.page`: run every policy in every regime, then write the page about it.
+
+What is done is kept in a cache file, so a run can be stopped and continued, and a change of one policy repeats only
+that policy's runs. The page is made of what the cache holds for the code as it is now: `--only` and `--policy` limit
+what is run, not what is shown. Sources must not change while it runs, since a worker may import one later.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Collection
+from pathlib import Path
+
+import click
+
+from warmfront.clock import MonotonicClock
+from warmfront.errors import ConfigError, WarmfrontError
+from warmfront.lab import cache, grid, regime
+from warmfront.lab.plan import known_policies, policies
+
+SEARCHED = ("cacheroute-long", "cacheroute-paper", "llmd-ladder", "llmd-shared-prefix")
+"""Regimes whose highest load is looked for unless others are named: a search costs as much as four rows of cells."""
+SEEDS = "1,2"
+INTERRUPTED = 130
+
+
+@click.command()
+@click.option("--only", default="all", show_default=True, metavar="REGIME,...", help="Run these regimes.")
+@click.option("--policy", default="all", show_default=True, metavar="NAME,...", help="Run these policies.")
+@click.option("--seed", "seeds", default=SEEDS, show_default=True, metavar="S,T,...", help="Seeds of every cell.")
+@click.option("--search", default=",".join(SEARCHED), show_default=True, metavar="REGIME,...",
+              help="Look for the highest load in these; `all`, or `none`.")  # fmt: skip
+@click.option("--budget", type=click.FloatRange(min=0), metavar="SECONDS", help="Stop running after so long.")
+@click.option("--jobs", type=click.IntRange(min=1), help="Processes. Default: one a core.")
+@click.option("--cache", "cache_path", type=click.Path(path_type=Path), default=cache.default_path, metavar="FILE",
+              help="Finished runs. Default: in the user's cache directory.")  # fmt: skip
+@click.option("--root", type=click.Path(path_type=Path, exists=True, file_okay=False), default=Path(),
+              help="Root of the source tree whose page is written. Default: here.")  # fmt: skip
+@click.option("--estimate", "is_estimating", is_flag=True, help="Say what there is to do, and end.")
+@click.option("--render", "is_rendering", is_flag=True, help="Write the page from the data that is there, and end.")
+def main(
+    only: str,
+    policy: str,
+    seeds: str,
+    search: str,
+    budget: float | None,
+    jobs: int | None,
+    cache_path: Path,
+    root: Path,
+    is_estimating: bool,
+    is_rendering: bool,
+) -> None:
+    """Run what the cache lacks, then write regimes.json and regimes.md."""
+    try:
+        if is_rendering:
+            (root / grid.PAGE).write_text(grid.page(root), encoding="utf-8")
+            return
+        whole = _grid(seeds, search)
+        chosen_regimes, chosen_policies = _regimes(only), known_policies(policy.split(","))
+        with cache.Cache(cache_path) as finished:
+            missing = [
+                task
+                for task in whole.tasks()
+                if task.regime.name in chosen_regimes and task.policy in chosen_policies and finished.get(task) is None
+            ]
+            processes = jobs or os.cpu_count() or 1
+            minutes = grid.estimate_s(missing, whole, finished) / processes / 60
+            click.echo(f"{len(missing)} of {len(whole.tasks())} tasks to do, about {minutes:.0f} minutes")
+            if is_estimating:
+                return
+            failures = grid.run(missing, finished, jobs=processes, budget_s=budget, clock=MonotonicClock())
+            grid.write(whole, finished, root, command=_command(seeds, search))
+    except KeyboardInterrupt:
+        click.echo("interrupted; what is done is kept", err=True)
+        sys.exit(INTERRUPTED)
+    except WarmfrontError as error:
+        raise click.ClickException(str(error)) from error
+    click.echo("\n".join(failures), err=True, nl=bool(failures))
+    sys.exit(1 if failures else 0)
+
+
+def _grid(seeds: str, search: str) -> grid.Grid:
+    try:
+        numbers = tuple(int(seed) for seed in seeds.split(","))
+    except ValueError as error:
+        raise ConfigError(f"--seed {seeds}: expected numbers with commas between them") from error
+    return grid.Grid(
+        regimes=tuple(grid.with_two_loads(regime.load(name)) for name in regime.names()),
+        policies=tuple(policies()),
+        seeds=numbers,
+        searched=() if search == "none" else tuple(_regimes(search)),
+    )
+
+
+def _command(seeds: str, search: str) -> str:
+    """Say what fills the same grid; what limits a run does not change what is shown in the end."""
+    given = [("--seed", seeds, SEEDS), ("--search", search, ",".join(SEARCHED))]
+    options = " ".join(f"{name} {value}" for name, value, default in given if value != default)
+    return f'make lab LAB="{options}"' if options else "make lab"
+
+
+def _regimes(names: str) -> Collection[str]:
+    if names == "all":
+        return regime.names()
+    wanted = names.split(",")
+    unknown = set(wanted) - set(regime.names())
+    if unknown:
+        raise ConfigError(f"no regimes named {', '.join(sorted(unknown))}; known: {', '.join(regime.names())}")
+    return wanted
+
+
+if __name__ == "__main__":
+    main()

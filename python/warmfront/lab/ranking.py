@@ -1,0 +1,163 @@
+"""Who wins where, and by how much: scores of every policy in every cell, and what follows from them.
+
+A score compares with the best policy of the same regime and load: 1 is the best, 0.5 is twice as late or half as good.
+Higher is always better and nothing is above 1. `results.scores` has the rule for ties and for what never came.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+
+from msgspec import Struct
+
+from warmfront.lab.results import COMPARED, WITHIN, Metric, Results, compare, scores, significant
+from warmfront.lab.search import interpolate
+
+HIGHEST = "highest load"
+"""Title of the comparison by what was searched for."""
+FLOOR = 0.01
+"""Least score in a geometric mean, so that one cell in which nothing ever came does not erase all others."""
+
+
+class Comparison(Struct, frozen=True):
+    """Every policy in one regime, at one load, by one metric."""
+
+    regime: str
+    load: float | None
+    """`None`: the highest load is what is compared."""
+    metric: str
+    figures: Mapping[str, str]
+    """By policy, with unit, to be read."""
+    scores: Mapping[str, float]
+
+    @property
+    def place(self) -> str:
+        """Regime and load in words."""
+        return self.regime if self.load is None else f"{self.regime} at {self.load:g}"
+
+    def best(self) -> str:
+        """Return the policy that wins; the first of several."""
+        return max(self.scores, key=lambda policy: self.scores[policy])
+
+
+class Standing(Struct, frozen=True):
+    """One policy over all cells it was run in."""
+
+    policy: str
+    mean: float
+    """Geometric mean of its scores."""
+    worst: Comparison
+    at_best: int
+    """Cells within 3 % of the best."""
+    cells: int
+
+    @property
+    def worst_score(self) -> float:
+        """Its score where it is worst."""
+        return self.worst.scores[self.policy]
+
+
+def comparisons(results: Results, metrics: Sequence[Metric] = COMPARED) -> list[Comparison]:
+    """Compare the policies in every cell that was run, metric by metric."""
+    return [_by_metric(regime, load, metric, results) for metric in metrics for regime, load in results.places()]
+
+
+def _by_metric(regime: str, load: float, metric: Metric, results: Results) -> Comparison:
+    row = results.at(regime, load)
+    figures = {policy: metric.show(measures) for policy, measures in row.items()}
+    return Comparison(regime, load, metric.title, figures, compare(row, metric))
+
+
+def highest_loads(results: Results) -> list[Comparison]:
+    """Compare by the highest load that holds: as searched for, else estimated between the loads that were run.
+
+    A regime that was run at one load only, and not searched in, has no such comparison.
+    """
+    found = []
+    for regime in results.regimes:
+        loads, figures = _searched(results, regime.name) or _estimated(results, regime.name)
+        if loads:
+            found.append(Comparison(regime.name, None, HIGHEST, figures, scores(loads, is_higher_better=True)))
+    return found
+
+
+Loads = tuple[dict[str, float | None], dict[str, str]]
+"""By policy: the load, and how it is written."""
+
+
+def _searched(results: Results, regime: str) -> Loads | None:
+    found = [search for search in results.searches if search.regime == regime]
+    if not found:
+        return None
+    figures = {search.policy: significant(search.load) if search.load else "none" for search in found}
+    return {search.policy: search.load for search in found}, figures
+
+
+def _estimated(results: Results, regime: str) -> Loads:
+    loads = [load for name, load in results.places() if name == regime]
+    if len(loads) < 2:
+        return {}, {}
+    answers: dict[str, float | None] = {}
+    figures = {}
+    for policy in results.at(regime, loads[0]):
+        points = [(load, row[policy]) for load in loads if policy in (row := results.at(regime, load))]
+        answer = interpolate(points)
+        answers[policy] = answer or 0.0
+        figures[policy] = _estimate(answer, lowest=loads[0], highest=loads[-1])
+    return answers, figures
+
+
+def _estimate(answer: float | None, *, lowest: float, highest: float) -> str:
+    if answer is None:
+        return f"< {significant(lowest)}"
+    return f"≥ {significant(highest)}" if answer >= highest else f"~ {significant(answer)}"
+
+
+def standings(compared: Iterable[Comparison]) -> list[Standing]:
+    """Sum up every policy, the best first."""
+    by_policy: dict[str, list[Comparison]] = {}
+    for comparison in compared:
+        for policy in comparison.scores:
+            by_policy.setdefault(policy, []).append(comparison)
+    found = [_standing(policy, rows) for policy, rows in by_policy.items()]
+    return sorted(found, key=lambda standing: -standing.mean)
+
+
+def _standing(policy: str, rows: Sequence[Comparison]) -> Standing:
+    own = [row.scores[policy] for row in rows]
+    return Standing(
+        policy=policy,
+        mean=geometric_mean(own),
+        worst=min(rows, key=lambda row: row.scores[policy]),
+        at_best=sum(score >= WITHIN for score in own),
+        cells=len(rows),
+    )
+
+
+def losing(compared: Iterable[Comparison], policy: str) -> list[Comparison]:
+    """Return the cells in which a policy is more than 3 % behind the best, the worst first."""
+    lost = [comparison for comparison in compared if comparison.scores.get(policy, 1.0) < WITHIN]
+    return sorted(lost, key=lambda comparison: comparison.scores[policy])
+
+
+def strictly_best(compared: Iterable[Comparison], policy: str) -> dict[str, bool]:
+    """Say of each regime whether a policy's geometric mean over its cells is above every other policy's."""
+    by_regime: dict[str, list[Comparison]] = {}
+    for comparison in compared:
+        by_regime.setdefault(comparison.regime, []).append(comparison)
+    return {regime: _leads(standings(rows), policy) for regime, rows in by_regime.items()}
+
+
+def _leads(ordered: Sequence[Standing], policy: str) -> bool:
+    return ordered[0].policy == policy and (len(ordered) == 1 or ordered[0].mean > ordered[1].mean)
+
+
+def geometric_mean(values: Sequence[float]) -> float:
+    """Return the geometric mean, no value counting less than `FLOOR`."""
+    return math.exp(sum(math.log(max(FLOOR, value)) for value in values) / len(values))
+
+
+def shown_score(score: float) -> str:
+    """Return a score with two digits, rounded down: nothing but the best is written as 1.00."""
+    return f"{math.floor(score * 100 + 1e-9) / 100:.2f}"

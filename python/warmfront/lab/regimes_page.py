@@ -1,0 +1,252 @@
+"""`docs/explanation/regimes.md` from a file of results, and from nothing else.
+
+The page has to be believed, so what speaks against the default policy comes first: targets it misses, cells it loses
+with the reason (hand-written, one a regime), then everything. The same results give the same page, byte for byte; a
+test compares them.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from msgspec import Struct
+
+from warmfront.config import PolicyConfig
+from warmfront.errors import ConfigError
+from warmfront.lab import ranking
+from warmfront.lab.model import Regime
+from warmfront.lab.ranking import HIGHEST, Comparison, Standing, shown_score
+from warmfront.lab.results import COMPARED, WITHIN, Results
+
+DEFAULT = PolicyConfig().name
+NO_REASON = "not explained yet"
+
+INTRODUCTION = """\
+# Every policy in every regime
+
+<!-- Rendered by `make lab` from regimes.json and regimes.reasons.toml. Do not edit. -->
+
+Each cell of the tables below is one policy in one [regime](#the-regimes) at one load, run by `warmfront simulate` on
+virtual time: the router that serves, over [modelled engines](engine-model.md). A score compares it with the best
+policy of the same row: **1.00** is the best, 0.50 is twice as late or half as good, higher is always better. Only the
+best has 1.00; what is close is rounded down. `{default}` is the default policy. The others are baselines, and the
+published rules of other routers, stated again in `warmfront.lab.peers`; they are not those routers' code."""
+
+METHOD = """\
+## How this was made
+
+Version {version}, {machine}; means over seeds {seeds}. A request that does not finish is infinitely late and stays in
+the percentiles; the first requests of a run, while caches fill, are not counted. Goodput: requests per second that meet
+the targets for TTFT and TPOT. ITL: over all gaps between two tokens. Geometric means count no score below {floor:g}.
+The exact definitions are in `warmfront.lab.measures`.
+
+All of it again, and one row:
+
+```bash
+{command}
+warmfront simulate {regime} --load {load:g} --seed {seeds_typed} --policy all
+```
+
+All figures in their units are in [regimes.json](regimes.json)."""
+
+
+class Verdict(Struct, frozen=True):
+    """A target and what was measured."""
+
+    target: str
+    measured: str
+    is_met: bool
+
+
+def render(results: Results, reasons: Mapping[str, str]) -> str:
+    """Return the page.
+
+    Args:
+        results: With the default policy and at least one other.
+        reasons: Regime → why the default policy loses there.
+
+    Raises:
+        ConfigError: The default policy was not run, or a reason is about a regime that it does not lose.
+    """
+    if DEFAULT not in results.policies():
+        raise ConfigError(f"the results lack the default policy, {DEFAULT}")
+    compared = ranking.comparisons(results)
+    highest = ranking.highest_loads(results)
+    lost = ranking.losing([*compared, *highest], DEFAULT)
+    idle = set(reasons) - {comparison.regime for comparison in lost}
+    if idle:
+        raise ConfigError(f"reasons for regimes that {DEFAULT} does not lose: {', '.join(sorted(idle))}")
+    order = [standing.policy for standing in ranking.standings(compared)]
+    parts = [INTRODUCTION.format(default=DEFAULT), *_missing(results), _verdicts(compared), _lost(lost, reasons)]
+    parts += [_standings(compared, highest)]
+    parts += [
+        _scores(metric.title, [row for row in compared if row.metric == metric.title], order) for metric in COMPARED
+    ]
+    parts += [_scores(HIGHEST, highest, order)] if highest else []
+    parts += [_regimes(results.regimes), _method(results)]
+    return "\n\n".join(parts) + "\n"
+
+
+def read_reasons(path: Path) -> dict[str, str]:
+    """Read the hand-written file: one line a regime, `name = "why"`.
+
+    Raises:
+        ConfigError: It is not there, or holds something else.
+    """
+    try:
+        reasons = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"{path}: {error}") from error
+    wrong = [name for name, reason in reasons.items() if not isinstance(reason, str)]
+    if wrong:
+        raise ConfigError(f"{path}: {wrong[0]}: expected text")
+    return reasons
+
+
+def verdicts(compared: Sequence[Comparison]) -> list[Verdict]:
+    """Hold the default policy against what the project promises of it."""
+    cells = [row for row in compared if DEFAULT in row.scores]
+    lost = ranking.losing(cells, DEFAULT)
+    best = ranking.strictly_best(compared, DEFAULT)
+    return [
+        _in_every_cell(cells, lost),
+        *(_over_all(title, rows) for title, rows in _by_metric(compared)),
+        Verdict(
+            f"{DEFAULT} is strictly the best in at least half of the regimes, by the geometric mean of its cells",
+            f"{sum(best.values())} of {len(best)}",
+            sum(best.values()) * 2 >= len(best),
+        ),
+    ]
+
+
+def _in_every_cell(cells: Sequence[Comparison], lost: Sequence[Comparison]) -> Verdict:
+    measured = f"{len(cells) - len(lost)} of {len(cells)} cells"
+    if lost:
+        measured += f"; worst {shown_score(lost[0].scores[DEFAULT])}: {lost[0].metric}, {lost[0].place}"
+    return Verdict(f"{DEFAULT} is within 3 % of the best in every cell", measured, not lost)
+
+
+def _by_metric(compared: Sequence[Comparison]) -> Iterable[tuple[str, list[Comparison]]]:
+    yield "all metrics", list(compared)
+    for metric in COMPARED:
+        yield metric.title, [row for row in compared if row.metric == metric.title]
+
+
+def _over_all(title: str, rows: Sequence[Comparison]) -> Verdict:
+    standings = {standing.policy: standing for standing in ranking.standings(rows)}
+    own = standings.pop(DEFAULT)
+    rival = max(standings.values(), key=lambda standing: standing.mean, default=None)
+    measured = f"{own.mean:.3f}" + (f" against {rival.mean:.3f} ({rival.policy})" if rival else "")
+    target = f"{DEFAULT} is better than each other policy over all cells, geometric mean of {title}"
+    return Verdict(target, measured, rival is None or own.mean > rival.mean)
+
+
+def _missing(results: Results) -> list[str]:
+    """Say what was not run, so that nobody takes a part for the whole."""
+    places, policies = results.places(), results.policies()
+    idle = [regime.name for regime in results.regimes if regime.name not in {name for name, _ in places}]
+    lacking = len(places) * len(policies) - len(results.cells)
+    parts = [f"**Regimes that were not run: {', '.join(idle)}.**"] if idle else []
+    return parts + ([f"**{lacking} cells of the regimes below were not run.**"] if lacking else [])
+
+
+def _verdicts(compared: Sequence[Comparison]) -> str:
+    rows = [
+        (verdict.target, verdict.measured, "met" if verdict.is_met else "**missed**") for verdict in verdicts(compared)
+    ]
+    return "## Targets\n\n" + _table(("target", "measured", ""), rows)
+
+
+def _lost(lost: Sequence[Comparison], reasons: Mapping[str, str]) -> str:
+    heading = f"## Where {DEFAULT} loses"
+    if not lost:
+        return f"{heading}\n\nNowhere by more than 3 %."
+    rows = [
+        (
+            row.place,
+            row.metric,
+            f"▼ {shown_score(row.scores[DEFAULT])}",
+            row.figures[DEFAULT],
+            f"{row.figures[row.best()]} ({row.best()})",
+        )
+        for row in lost
+    ]
+    why = [f"- **{name}**: {reasons.get(name, NO_REASON)}" for name in dict.fromkeys(row.regime for row in lost)]
+    head = ("regime and load", "metric", "score", "its figure", "best")
+    return (
+        f"{heading}\n\nMore than 3 % behind the best, the worst first.\n\n{_table(head, rows)}\n\nWhy:\n\n"
+        + "\n".join(why)
+    )
+
+
+def _standings(compared: Sequence[Comparison], highest: Sequence[Comparison]) -> str:
+    groups = [rows for _, rows in _by_metric(compared)] + ([list(highest)] if highest else [])
+    titles = ["all", *(metric.title for metric in COMPARED), *([HIGHEST] if highest else [])]
+    columns = [{standing.policy: standing.mean for standing in ranking.standings(rows)} for rows in groups]
+    rows = [_standing(standing, columns) for standing in ranking.standings(compared)]
+    head = ("policy", *titles, "worst cell", "within 3 %")
+    note = "Geometric means of scores. A policy that was not run in some cell is averaged over the others."
+    return f"## Each policy over all cells\n\n{note}\n\n{_table(head, rows)}"
+
+
+def _standing(standing: Standing, columns: Sequence[Mapping[str, float]]) -> tuple[str, ...]:
+    policy = standing.policy
+    means = [f"{column[policy]:.3f}" if policy in column else "-" for column in columns]
+    worst = f"{shown_score(standing.worst_score)}: {standing.worst.metric}, {standing.worst.place}"
+    return (_code(policy), *means, worst, f"{standing.at_best} of {standing.cells}")
+
+
+def _scores(title: str, rows: Sequence[Comparison], order: Sequence[str]) -> str:
+    lines = [(row.place, row.figures[row.best()], *(_score(row, policy) for policy in order)) for row in rows]
+    head = ("regime and load", "best figure", *(_code(policy) for policy in order))
+    heading = title[0].upper() + title[1:]
+    return f"## {heading}\n\n{_table(head, lines)}"
+
+
+def _score(row: Comparison, policy: str) -> str:
+    if policy not in row.scores:
+        return "-"
+    score = row.scores[policy]
+    shown = shown_score(score)
+    if score == 1.0:
+        return f"**{shown}**"
+    return f"▼ {shown}" if policy == DEFAULT and score < WITHIN else shown
+
+
+def _regimes(regimes: Sequence[Regime]) -> str:
+    rows = [(_code(regime.name), regime.title, regime.expects, _loads(regime), _targets(regime)) for regime in regimes]
+    return "## The regimes\n\n" + _table(("regime", "what it is", "what a good policy does", "loads", "targets"), rows)
+
+
+def _loads(regime: Regime) -> str:
+    return f"{', '.join(f'{load:g}' for load in regime.loads)} {regime.unit}"
+
+
+def _targets(regime: Regime) -> str:
+    prefills = f" + {regime.slo.ttft_prefills:g} cold prefills" if regime.slo.ttft_prefills else ""
+    return f"TTFT {regime.slo.ttft_s:g} s{prefills}, TPOT {1000 * regime.slo.tpot_s:g} ms"
+
+
+def _method(results: Results) -> str:
+    regime, load = results.places()[-1]
+    return METHOD.format(
+        version=results.version,
+        command=results.command,
+        machine=results.machine,
+        seeds=", ".join(map(str, results.seeds)),
+        seeds_typed=",".join(map(str, results.seeds)),
+        floor=ranking.FLOOR,
+        regime=regime,
+        load=load,
+    )
+
+
+def _code(name: str) -> str:
+    return f"`{name}`"
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)

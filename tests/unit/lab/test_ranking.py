@@ -1,0 +1,121 @@
+"""Who wins where, on figures whose scores can be checked by eye."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+from support.lab_figures import figures, regime, results, three_policies
+from warmfront.errors import ConfigError
+from warmfront.lab import ranking
+from warmfront.lab.results import Cell, Metric, scores, significant
+from warmfront.lab.results_file import read, write
+
+
+def test_lower_is_better_for_latencies_and_what_never_came_scores_nothing() -> None:
+    assert scores({"a": 0.5, "b": 1.0, "c": None}, is_higher_better=False) == {"a": 1.0, "b": 0.5, "c": 0.0}
+
+
+def test_higher_is_better_for_rates() -> None:
+    assert scores({"a": 5.0, "b": 10.0, "c": 0.0}, is_higher_better=True) == {"a": 0.5, "b": 1.0, "c": 0.0}
+
+
+@pytest.mark.parametrize("value", [0.0, None, 3.0])
+def test_policies_that_tie_are_all_the_best(value: float | None) -> None:
+    assert scores({"a": value, "b": value}, is_higher_better=True) == {"a": 1.0, "b": 1.0}
+
+
+def test_zero_is_the_best_of_what_should_be_low() -> None:
+    assert scores({"a": 0.0, "b": 1.0}, is_higher_better=False) == {"a": 1.0, "b": 0.0}
+
+
+def test_standings_name_the_worst_cell_and_count_those_at_the_best() -> None:
+    first, second, third = ranking.standings(ranking.comparisons(three_policies()))
+    assert [first.policy, second.policy, third.policy] == ["marginal_cost", "peer", "slow"]
+    assert (first.worst_score, first.worst.place, first.worst.metric) == (0.8, "chat at 8", "TTFT p99")
+    assert (first.at_best, first.cells) == (5, 6)
+    assert first.mean == pytest.approx(0.8 ** (1 / 6))
+    assert third.mean == pytest.approx((0.5 * 0.01 * (4 / 12) * 0.4) ** (1 / 6))
+
+
+def test_losing_cells_are_those_more_than_three_per_cent_behind_the_worst_first() -> None:
+    compared = ranking.comparisons(three_policies())
+    assert [(row.metric, row.load) for row in ranking.losing(compared, "peer")] == [
+        ("ITL p99", 8.0),
+        ("TTFT p99", 4.0),
+        ("goodput", 8.0),
+    ]
+    assert [row.best() for row in ranking.losing(compared, "marginal_cost")] == ["peer"]
+
+
+def test_a_policy_that_ties_is_not_strictly_best() -> None:
+    tie = results(Cell("chat", "a", 4.0, figures()), Cell("chat", "b", 4.0, figures()))
+    assert ranking.strictly_best(ranking.comparisons(tie), "a") == {"chat": False}
+    assert ranking.strictly_best(ranking.comparisons(three_policies()), "marginal_cost") == {"chat": True}
+
+
+def test_the_highest_load_is_the_one_that_was_searched_for() -> None:
+    (highest,) = ranking.highest_loads(three_policies())
+    assert highest.figures == {"marginal_cost": "8.00", "peer": "10.0", "slow": "none"}
+    assert highest.scores == {"marginal_cost": 0.8, "peer": 1.0, "slow": 0.0}
+
+
+def test_without_a_search_the_highest_load_is_estimated_between_the_loads_that_were_run() -> None:
+    fails = {"ttft_share": 0.5}
+    made = results(
+        Cell("chat", "all", 4.0, figures()),
+        Cell("chat", "half", 4.0, figures(overrun_p99=0.5)),
+        Cell("chat", "none", 4.0, figures(overrun_p99=2.0, **fails)),
+        Cell("chat", "all", 16.0, figures()),
+        Cell("chat", "half", 16.0, figures(overrun_p99=2.0, **fails)),
+        Cell("chat", "none", 16.0, figures(overrun_p99=9.0, **fails)),
+    )
+    (highest,) = ranking.highest_loads(made)
+    assert highest.figures == {"all": "≥ 16.0", "half": "~ 8.00", "none": "< 4.00"}
+    assert highest.scores == pytest.approx({"all": 1.0, "half": 0.5, "none": 0.0})
+
+
+def test_one_load_alone_says_nothing_about_the_highest() -> None:
+    assert ranking.highest_loads(results(Cell("chat", "a", 4.0, figures()))) == []
+
+
+def test_results_survive_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "results.json"
+    write(three_policies(), path)
+    assert read(path) == three_policies()
+    lines = path.read_text(encoding="utf-8").splitlines()
+    assert sum(line.startswith('  ["chat",') for line in lines) == 6
+
+
+def test_a_file_of_another_kind_is_refused_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "other.json"
+    path.write_text("{}", encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"other\.json"):
+        read(path)
+    with pytest.raises(ConfigError, match="No such file"):
+        read(tmp_path / "missing.json")
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0, "0"), (0.00012345, "0.000123"), (0.9996, "1.00"), (12.345, "12.3"), (999.6, "1,000"), (123456.0, "123,456")],
+)
+def test_figures_have_three_significant_digits(value: float, text: str) -> None:
+    assert significant(value) == text
+
+
+def test_a_metric_is_shown_in_its_unit() -> None:
+    shown = figures(itl_p99_s=0.0254, hit_rate=0.5, ttft_p99_s=None)
+    assert Metric("itl_p99_s", "", "ms").show(shown) == "25.4 ms"
+    assert Metric("hit_rate", "", "%").show(shown) == "50.0 %"
+    assert Metric("ttft_p99_s", "", "s").show(shown) == "never"
+
+
+def test_regimes_keep_the_order_in_which_they_were_given() -> None:
+    made = results(
+        *(Cell(name, "a", load, figures()) for name in ("b", "a") for load in (8.0, 4.0)),
+        regimes=(regime("b"), regime("a")),
+    )
+    assert made.places() == [("b", 4.0), ("b", 8.0), ("a", 4.0), ("a", 8.0)]
+    assert math.isclose(ranking.geometric_mean([0.25, 1.0]), 0.5)

@@ -1,0 +1,100 @@
+"""The page says what the results say, the bad first."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support.lab_figures import figures, regime, results, three_policies
+from warmfront.errors import ConfigError
+from warmfront.lab import grid
+from warmfront.lab.ranking import comparisons
+from warmfront.lab.regimes_page import read_reasons, render, verdicts
+from warmfront.lab.results import Cell, Results
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def ahead() -> Results:
+    """The default wins or ties everywhere."""
+    return results(
+        *(
+            Cell("chat", policy, load, figures(ttft_p99_s=ttft))
+            for load in (4.0, 8.0)
+            for policy, ttft in (("marginal_cost", 0.4), ("peer", 0.41))
+        )
+    )
+
+
+def test_targets_that_are_met_and_missed_are_told_apart() -> None:
+    assert [verdict.is_met for verdict in verdicts(comparisons(ahead()))] == [True, True, True, False, False, True]
+    missed = verdicts(comparisons(three_policies()))
+    assert (missed[0].is_met, missed[0].measured) == (False, "5 of 6 cells; worst 0.80: TTFT p99, chat at 8")
+    assert missed[1].measured == "0.963 against 0.915 (peer)"
+    assert missed[-1].measured == "1 of 1"
+
+
+def test_lost_cells_are_in_plain_sight_with_their_reason() -> None:
+    page = render(three_policies(), {"chat": "The peer knows more."})
+    assert "| chat at 8 | TTFT p99 | ▼ 0.80 | 1.00 s | 0.800 s (peer) |" in page
+    assert "| chat | highest load | ▼ 0.80 | 8.00 | 10.0 (peer) |" in page
+    assert "- **chat**: The peer knows more." in page
+    assert page.index("## Targets") < page.index("## Where marginal_cost loses") < page.index("## Each policy")
+
+
+def test_a_lost_cell_without_a_reason_says_so() -> None:
+    assert "- **chat**: not explained yet" in render(three_policies(), {})
+
+
+def test_a_reason_for_a_regime_that_is_not_lost_is_refused() -> None:
+    with pytest.raises(ConfigError, match="does not lose: chat"):
+        render(ahead(), {"chat": "It was lost once."})
+    assert "Nowhere by more than 3 %." in render(ahead(), {})
+
+
+def test_only_the_best_has_a_full_score() -> None:
+    close = {"marginal_cost": 0.5004, "peer": 0.5}
+    page = render(results(*(Cell("chat", name, 4.0, figures(ttft_p99_s=ttft)) for name, ttft in close.items())), {})
+    assert "| chat at 4 | 0.500 s | **1.00** | 0.99 |" in page
+
+
+def test_every_policy_has_a_column_in_every_table_of_scores() -> None:
+    page = render(three_policies(), {})
+    assert page.count("| regime and load | best figure | `marginal_cost` | `peer` | `slow` |") == 4
+    assert "| chat at 8 | 0.800 s | ▼ 0.80 | **1.00** | 0.00 |" in page
+
+
+def test_results_without_the_default_policy_are_refused() -> None:
+    with pytest.raises(ConfigError, match="lack the default policy"):
+        render(results(Cell("chat", "peer", 4.0, figures())), {})
+
+
+def test_what_was_not_run_is_said() -> None:
+    cells = [cell for cell in three_policies().cells if (cell.policy, cell.load) != ("peer", 4.0)]
+    page = render(results(*cells, regimes=(regime("chat"), regime("rag"))), {})
+    assert "**Regimes that were not run: rag.**" in page
+    assert "**1 cells of the regimes below were not run.**" in page
+    assert "| chat at 4 | 0.400 s | **1.00** | - | 0.50 |" in page
+    assert "were not run" not in render(three_policies(), {})
+
+
+def test_the_same_results_give_the_same_page() -> None:
+    assert render(three_policies(), {}) == render(three_policies(), {})
+
+
+@pytest.mark.parametrize(("text", "message"), [("chat = 3", "chat: expected text"), ("chat", "reasons.toml")])
+def test_a_wrong_file_of_reasons_is_refused_by_name(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "reasons.toml"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(ConfigError, match=message):
+        read_reasons(path)
+    with pytest.raises(ConfigError, match="No such file"):
+        read_reasons(tmp_path / "missing.toml")
+
+
+@pytest.mark.skipif(not (ROOT / grid.DATA).exists(), reason="an installed package has no page")
+def test_the_page_in_the_tree_is_what_its_data_says() -> None:
+    assert (ROOT / grid.PAGE).read_text(encoding="utf-8") == grid.page(ROOT), (
+        "run python -m warmfront.lab.page --render"
+    )
+    assert (ROOT / grid.DATA).stat().st_size < 2**20
