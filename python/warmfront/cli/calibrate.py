@@ -78,18 +78,22 @@ def command(
 
 async def _measure(url: str, model: str | None, todo: Plan, rng: Random) -> Measured:
     import aiohttp
-    from rich.console import Console
-    from rich.progress import Progress
 
     from warmfront.clock import MonotonicClock
     from warmfront.lab.calibrate.probes import LINE_BYTES_MAX, Prober
+    from warmfront.lab.display import bar
 
     timeout, connector = aiohttp.ClientTimeout(total=None), aiohttp.TCPConnector(limit=0)
+    taken = 0
     async with aiohttp.ClientSession(timeout=timeout, connector=connector, read_bufsize=LINE_BYTES_MAX) as session:
-        with Progress(console=Console(stderr=True), transient=True) as progress:
-            bar = progress.add_task("probing", total=todo.probes)
-            prober = Prober(session, url, model=model, clock=MonotonicClock(), rng=rng)
-            return await prober.measure(todo, done=lambda: progress.advance(bar))
+        with bar("probing") as show_progress:
+
+            def done() -> None:
+                nonlocal taken
+                taken += 1
+                show_progress(taken, todo.probes)
+
+            return await Prober(session, url, model=model, clock=MonotonicClock(), rng=rng).measure(todo, done=done)
 
 
 def _save(

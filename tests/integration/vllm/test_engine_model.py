@@ -14,11 +14,11 @@ import msgspec
 import pytest
 import zmq
 from support import wire
+from warmfront.reference.request import CacheEvent, Cleared, EngineRequest, Removed, Stored
 from warmfront.sim.engine import Engine as Model
 from warmfront.sim.engine import EngineConfig
 from warmfront.sim.hashing import chain_hashes
 from warmfront.sim.latency import preset
-from warmfront.sim.request import CacheEvent, Cleared, EngineRequest, Removed, Stored
 
 from .conftest import SMALL_BLOCKS
 from .engine import BLOCK_SIZE, MODEL, Engine

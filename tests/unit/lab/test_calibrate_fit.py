@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 from warmfront.lab.calibrate.fit import fit
 from warmfront.lab.calibrate.probes import DecodeProbe, Measured, PrefillProbe, plan
+from warmfront.reference.request import EngineRequest, StepResult
 from warmfront.sim.engine import Engine, EngineConfig
 from warmfront.sim.latency import LatencyModel, preset
-from warmfront.sim.request import EngineRequest, StepResult
 
 BATCHED_TOKENS = 512
 OUTPUT_TOKENS = 128

@@ -68,7 +68,7 @@ def fit(measured: Measured, *, batched_tokens: int) -> Fit:
         latency=LatencyModel(**dict(zip(CONSTANTS[1:], constants[1:], strict=True))),
         residual_rms=math.sqrt(sum(error * error for error in errors) / len(errors)),
         residual_worst=abs(errors[worst]),
-        worst=_describe([*measured.prefills, *measured.decodes][worst]),
+        worst=_describe(measured, worst),
         undetermined=[name for name, value in zip(CONSTANTS, constants, strict=True) if value == 0.0],
     )
 
@@ -83,7 +83,10 @@ def _decode_row(probe: DecodeProbe) -> Sequence[float]:
     return (0.0, 1.0, 0.0, 0.0, float(probe.sequences), probe.context_tokens)
 
 
-def _describe(probe: PrefillProbe | DecodeProbe) -> str:
-    if isinstance(probe, PrefillProbe):
-        return f"prefill of {probe.new_tokens:,} tokens: {probe.ttft_s:.4f} s"
-    return f"{probe.sequences} streams, {probe.context_tokens:,.0f} tokens of context: {probe.gap_s:.4f} s a token"
+def _describe(measured: Measured, row: int) -> str:
+    if row < len(measured.prefills):
+        prefill = measured.prefills[row]
+        return f"prefill of {prefill.new_tokens:,} tokens: {prefill.ttft_s:.4f} s"
+    decode = measured.decodes[row - len(measured.prefills)]
+    context = f"{decode.context_tokens:,.0f} tokens of context"
+    return f"{decode.sequences} streams, {context}: {decode.gap_s:.4f} s a token"
