@@ -404,7 +404,7 @@ async fn ask(shared: &Shared, question: Question) -> Reply {
             id: shared.mailbox.next_id(),
             time_s: shared.clock.now_s(),
             endpoint: Some(crate::http::request::Endpoint::of(&path)),
-            headers: http::HeaderMap::new(),
+            headers: Arc::default(),
             body: payload.clone(),
         };
         match shared.preparer.prepare(shared.view.load_full(), ask).await {
