@@ -374,6 +374,15 @@ mod tests {
     }
 
     #[test]
+    fn a_count_that_is_no_whole_number_counts_as_absent() {
+        let mut usage = None;
+        note_usage(br#""usage":{"prompt_tokens":"7","input_tokens":3,"completion_tokens":2.5,"x":[{}]}"#, &mut usage);
+        note_usage(br#""usage":{"prompt_tokens_details":null,"cached_tokens":9999999999}"#, &mut usage);
+        let expected = Usage { prompt_tokens: Some(3), cached_tokens: Some(u32::MAX), output_tokens: None };
+        assert_eq!(usage, Some(expected));
+    }
+
+    #[test]
     fn an_unfinished_event_is_noticed() {
         let (observer, _) = follow(&[b"data: {\"a\":1}\n\n", b"data: {\"b\""]);
         assert!(observer.is_inside_event());
