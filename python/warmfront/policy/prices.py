@@ -1,6 +1,6 @@
 """Fixed prices of the cost policy that are neither learned nor the operator's, and the table that explains costs.
 
-The order of `TERMS` is the order in which `MarginalCost` adds them up.
+The order of `TERMS` is the order in which `Evaluation.costs` adds them up.
 """
 
 from __future__ import annotations
@@ -33,8 +33,12 @@ PREFIXES_MAX = 65_536
 
 
 class Costs(NamedTuple):
-    """All that one evaluation computed for one replica. Seconds unless the name says otherwise."""
+    """All that one evaluation computed for one replica. Seconds unless the name says otherwise.
 
+    The total comes first, so that costs sort by it and then by slot.
+    """
+
+    total_s: float
     slot: Slot
     cached_tokens: int
     waiting_s: float
@@ -43,7 +47,6 @@ class Costs(NamedTuple):
     decode_s: float
     memory_s: float
     future_s: float
-    total_s: float
     new_tokens: float
     own_prefill_s: float
     paid_prefill_s: float
