@@ -61,7 +61,7 @@ def test_terms_add_up_to_the_very_cost_that_decides(draw: st.DataObject) -> None
         turn=draw.draw(st.integers(0, 9)),
     )
     pool = world.router._pools["m"]
-    policy = world.router._decider._policy(pool.fleet)
+    policy = world.router._decider._policy(pool.fleet)[0]
     assert isinstance(policy, MarginalCost)
     overlap = padded(world.index.overlap(asked), pool.fleet.slots)
     explained = {cost.slot: cost for cost in policy.explain(asked, overlap, pool.fleet)}

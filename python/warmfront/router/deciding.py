@@ -7,7 +7,7 @@ names that may not be named, is counted, and that request goes to the least load
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from warmfront.config import PolicyConfig
@@ -15,11 +15,14 @@ from warmfront.policy import registry
 from warmfront.policy.base import Fleet, Policy, ReplicaCost, capped_tokens
 from warmfront.policy.baselines import by_load, choices
 from warmfront.router.meter import Meter
-from warmfront.types import Choice, Overlap, Request
+from warmfront.types import Choice, Overlap, Request, Slot
 
 logger = logging.getLogger(__name__)
 
 POLICY_ERROR = "policy_error"
+
+
+_Chosen = Callable[[Request, Overlap, Fleet, Slot], None]
 
 
 class Decision(NamedTuple):
@@ -36,7 +39,8 @@ class Decider:
         self._config = config
         self._factory = registry.factory(config.name)
         self._meter = meter
-        self._policies: dict[str, Policy] = {}
+        self._policies: dict[str, tuple[Policy, _Chosen | None]] = {}
+        """By pool, with the method that takes note of choices, where the policy has one."""
         self.errors = 0
 
     def reconfigure(self, config: PolicyConfig) -> None:
@@ -59,10 +63,10 @@ class Decider:
     def decide(self, request: Request, overlap: Overlap, fleet: Fleet, *, retry: bool) -> Decision | None:
         """Choose, and let the policy take note of it. `None`: the policy wants to hold the request."""
         try:
-            ranked = self._choose(request, overlap, fleet)
+            policy, chosen = self._policy(fleet)
+            ranked = self._choose(policy, request, overlap, fleet)
             if not ranked:
                 return None
-            chosen = getattr(self._policy(fleet), "chosen", None)
             if chosen is not None:
                 chosen(request, overlap, fleet, ranked[0].slot)
         except Exception as error:
@@ -77,27 +81,30 @@ class Decider:
             return [], None
         state = fleet.rng.getstate()
         try:
-            explain: Any = getattr(self._policy(fleet), "explain", None)
+            policy, _ = self._policy(fleet)
+            explain: Any = getattr(policy, "explain", None)
             costs = [] if explain is None else explain(request, overlap, fleet)
-            ranked = self._choose(request, overlap, fleet)
+            ranked = self._choose(policy, request, overlap, fleet)
         except Exception as error:
             return [], self._least_loaded(request, overlap, fleet, error)
         finally:
             fleet.rng.setstate(state)
         return costs, Decision(ranked, _reason(request, overlap, fleet, ranked[0])) if ranked else None
 
-    def _policy(self, fleet: Fleet) -> Policy:
-        policy = self._policies.get(fleet.pool)
-        if policy is None:
-            policy = self._policies[fleet.pool] = self._factory(self._config)
-        return policy
+    def _policy(self, fleet: Fleet) -> tuple[Policy, _Chosen | None]:
+        known = self._policies.get(fleet.pool)
+        if known is None:
+            policy = self._factory(self._config)
+            known = self._policies[fleet.pool] = policy, getattr(policy, "chosen", None)
+        return known
 
-    def _choose(self, request: Request, overlap: Overlap, fleet: Fleet) -> list[Choice]:
-        ranked = list(self._policy(fleet).choose(request, overlap, fleet)[: fleet.choices_max])
-        for choice in ranked:
-            if not 0 <= choice.slot < fleet.slots or not fleet.is_eligible[choice.slot]:
-                raise ValueError(f"policy {self._config.name} chose slot {choice.slot}, which may not be chosen")
-        if len({choice.slot for choice in ranked}) != len(ranked):
+    def _choose(self, policy: Policy, request: Request, overlap: Overlap, fleet: Fleet) -> list[Choice]:
+        ranked = list(policy.choose(request, overlap, fleet)[: fleet.choices_max])
+        slots = [choice.slot for choice in ranked]
+        for slot in slots:
+            if not 0 <= slot < fleet.slots or not fleet.is_eligible[slot]:
+                raise ValueError(f"policy {self._config.name} chose slot {slot}, which may not be chosen")
+        if len(set(slots)) != len(slots):
             raise ValueError(f"policy {self._config.name} chose a slot twice")
         return ranked
 

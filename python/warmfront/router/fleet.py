@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from random import Random
 
 from warmfront.config import CostConfig
 from warmfront.policy.affinity import stable_hash
 from warmfront.policy.base import RATE_WINDOW_S, REBASE_AFTER_S, Fleet
-from warmfront.policy.estimators import Credit, Learned
+from warmfront.policy.estimators import AGE_BUCKETS, Credit, Learned
 from warmfront.router.accuracy import Accuracy
 from warmfront.router.flow import Waiting
 from warmfront.types import Choice, Overlap, PoolState, ReplicaState, Request, RequestId, Slot
@@ -36,12 +35,15 @@ class Flight:
     attempts: int
     tried: list[Slot]
     """Replicas that could not be reached in earlier attempts."""
-    predicted: dict[Slot, int]
-    """Cached tokens expected at each choice."""
-    ages_s: dict[Slot, float]
+    choices: list[Choice]
+    ages_s: list[float]
     """Seconds since the prefix was last sent to each choice, before this dispatch."""
     slot: Slot | None = None
     """Row that is charged; `None`: the replica is gone."""
+    predicted_tokens: int = 0
+    """Cached tokens expected there."""
+    credit_bucket: int = AGE_BUCKETS
+    """Row of the reuse credit that this expectation was weighed with."""
     sent_s: float = 0.0
     first_token_s: float | None = None
     is_prefilling: bool = False
@@ -192,18 +194,12 @@ class Pool:
 
     # -- what is in flight
 
-    def dispatch(self, waiting: Waiting, choices: Iterable[Choice], overlap: Overlap, now_s: float) -> None:
+    def dispatch(self, waiting: Waiting, choices: list[Choice], overlap: Overlap, now_s: float) -> None:
         """Charge the first choice of a request."""
-        ranked = list(choices)
-        flight = Flight(
-            request=waiting.request,
-            attempts=waiting.attempts + 1,
-            tried=waiting.tried,
-            predicted={choice.slot: choice.cached_tokens for choice in ranked},
-            ages_s={choice.slot: overlap.age_s[choice.slot] for choice in ranked},
-        )
+        ages_s = [overlap.age_s[choice.slot] for choice in choices]
+        flight = Flight(waiting.request, waiting.attempts + 1, waiting.tried, choices, ages_s)
         self.flights[waiting.request.id] = flight
-        self._charge(flight, ranked[0].slot, now_s)
+        self._charge(flight, choices[0].slot, now_s)
 
     def move(self, flight: Flight, slot: Slot, now_s: float) -> bool:
         """Charge another choice instead; return whether its replica is there."""
@@ -261,37 +257,34 @@ class Pool:
                 )
                 self._changed(slot)
 
-    def credit_bucket(self, flight: Flight, slot: Slot) -> int:
-        """Return the row of the reuse credit that predicted this flight."""
-        return Credit.bucket(flight.ages_s.get(slot, -1.0))
-
     def _charge(self, flight: Flight, slot: Slot, now_s: float) -> None:
         fleet, learned, request = self.fleet, self.fleet.learned, flight.request
         fleet.now_s = now_s
-        factor = learned.credit.factor[fleet.exact[slot]][self.credit_bucket(flight, slot)]
-        cached_tokens = flight.predicted.get(slot, 0) * factor
+        _expect(flight, slot)
+        credit = learned.credit.factor[fleet.exact[slot]][flight.credit_bucket]
+        prompt_tokens = request.prompt_tokens
+        new_tokens = max(1, round(prompt_tokens - flight.predicted_tokens * credit))
+        prefill_s = learned.prefill.seconds(slot, new_tokens, prompt_tokens)
+        output_tokens = learned.expected_output_tokens(request.output_tokens_max)
+        context_tokens = prompt_tokens + 0.5 * output_tokens
         flight.slot, flight.sent_s, flight.first_token_s, flight.is_prefilling = slot, now_s, None, True
-        flight.new_tokens = max(1, round(request.prompt_tokens - cached_tokens))
-        flight.prefill_s = learned.prefill.seconds(slot, flight.new_tokens, request.prompt_tokens)
-        flight.output_tokens = learned.expected_output_tokens(request.output_tokens_max)
-        flight.context_tokens = request.prompt_tokens + 0.5 * flight.output_tokens
+        flight.new_tokens, flight.prefill_s = new_tokens, prefill_s
+        flight.output_tokens, flight.context_tokens = output_tokens, context_tokens
         alone = fleet.pending[slot] == 0
         if alone:
             fleet.busy_since_s[slot] = now_s
         capacity = fleet.capacity_tokens[slot]
         crowded = capacity is not None and fleet.context_tokens[slot] > MEMORY_DELAYS * capacity
-        learned.dispatched(
-            slot, now_s, new_tokens=flight.new_tokens, alone=alone, usable=request.stream and not crowded
-        )
+        learned.dispatched(slot, now_s, new_tokens=new_tokens, alone=alone, usable=request.stream and not crowded)
         fleet.in_flight[slot] += 1
         fleet.pending[slot] += 1
-        fleet.pending_tokens[slot] += flight.new_tokens
-        fleet.pending_s[slot] += flight.prefill_s
-        fleet.context_tokens[slot] += flight.context_tokens
-        fleet.output_tokens[slot] += flight.output_tokens
+        fleet.pending_tokens[slot] += new_tokens
+        fleet.pending_s[slot] += prefill_s
+        fleet.context_tokens[slot] += context_tokens
+        fleet.output_tokens[slot] += output_tokens
         fleet.dispatches += 1
         fleet.last_used[slot] = fleet.dispatches
-        self._count_rates(slot, flight.prefill_s, now_s)
+        self._count_rates(slot, prefill_s, now_s)
         if not request.stream:
             heapq.heappush(self._due, (now_s + fleet.pending_s[slot], request.id))
         self._changed(slot)
@@ -332,14 +325,22 @@ class Pool:
             fleet.learned.abandoned(slot, last=fleet.pending[slot] == 1)
             self._release_prefill(flight, slot)
         fleet.in_flight[slot] -= 1
-        idle = fleet.in_flight[slot] == 0
-        for column, amount in (
-            (fleet.context_tokens, flight.context_tokens),
-            (fleet.output_tokens, flight.output_tokens),
-        ):
-            column[slot] = 0.0 if idle else max(0.0, column[slot] - amount)
+        if fleet.in_flight[slot]:
+            fleet.context_tokens[slot] = max(0.0, fleet.context_tokens[slot] - flight.context_tokens)
+            fleet.output_tokens[slot] = max(0.0, fleet.output_tokens[slot] - flight.output_tokens)
+        else:
+            fleet.context_tokens[slot] = fleet.output_tokens[slot] = 0.0
         flight.slot = None
         self._changed(slot)
+
+
+def _expect(flight: Flight, slot: Slot) -> None:
+    """Note what was predicted for `slot`: nothing, when it was no choice."""
+    flight.predicted_tokens, flight.credit_bucket = 0, AGE_BUCKETS
+    for choice, age_s in zip(flight.choices, flight.ages_s, strict=True):
+        if choice.slot == slot:
+            flight.predicted_tokens, flight.credit_bucket = choice.cached_tokens, Credit.bucket(age_s)
+            return
 
 
 def padded(overlap: Overlap, slots: int) -> Overlap:
