@@ -45,6 +45,8 @@ class MarginalCost:
         self._seen_s = self._costs_wanted(fleet)
         candidates = self._evaluate(request, overlap, fleet, seen_s=self._seen_s, details=None)
         ranked = self._break_tie(request, overlap, fleet, candidates)
+        if self._config.ttft_limit_s is not None and request.priority <= 0:
+            ranked = self._within_limit(request, overlap, fleet, ranked, self._config.ttft_limit_s)
         return [Choice(slot, cached_tokens) for _, slot, cached_tokens in ranked[: fleet.choices_max]]
 
     def chosen(self, request: Request, overlap: Overlap, fleet: Fleet, slot: Slot) -> None:
@@ -66,6 +68,25 @@ class MarginalCost:
         details: list[Costs] = []
         self._evaluate(request, overlap, fleet, seen_s=None, details=details)
         return [costs.explained() for costs in details]
+
+    def _within_limit(
+        self, request: Request, overlap: Overlap, fleet: Fleet, ranked: list[_Candidate], limit_s: float
+    ) -> list[_Candidate]:
+        """Leave a replica whose first token would come too late for those where it comes in half the limit.
+
+        Only while the fleet has room: in a saturated one the requests moved would make the others late too.
+        """
+        busy = fleet.decay() / RATE_WINDOW_S * fleet.total(fleet.work_s) / len(fleet.eligible)
+        if busy >= prices.LIMIT_UTILISATION_MAX:
+            return ranked
+        details: list[Costs] = []
+        self._evaluate(request, overlap, fleet, seen_s=None, details=details)
+        first_token_s = {costs.slot: costs.waiting_s + costs.own_prefill_s for costs in details}
+        if first_token_s[ranked[0][1]] <= limit_s:
+            return ranked
+        early = [costs for costs in details if first_token_s[costs.slot] < 0.5 * limit_s]
+        early.sort(key=lambda costs: costs.total_s)
+        return [(costs.total_s, costs.slot, costs.cached_tokens) for costs in early] or ranked
 
     def _follow(self, fleet: Fleet) -> None:
         """Give new replicas a mean cost of zero: they attract new conversations."""
@@ -133,10 +154,11 @@ class MarginalCost:
         output_tokens = learned.expected_output_tokens(request.output_tokens_max)
         alpha, beta, scales = learned.prefill.alpha, learned.prefill.beta, learned.prefill.scale
         # Reuse: tiers whose loading costs less than computing count.
+        host_load_s, disk_load_s = config.host_load_s, config.disk_load_s
         deepest, host = overlap.device, overlap.device
-        if alpha > prices.HOST_LOAD_S:
+        if alpha > host_load_s:
             deepest = host = overlap.host
-            if alpha > prices.DISK_LOAD_S:
+            if alpha > disk_load_s:
                 deepest = overlap.disk
         device, ages = overlap.device, overlap.age_s
         credits, bucket = learned.credit.factor, learned.credit.bucket
@@ -148,30 +170,33 @@ class MarginalCost:
             warm = max(1.0, prompt_tokens - frontier)
             warm_prefill = warm * (alpha + beta * (prompt_tokens - 0.5 * warm))
             full_paid = warm_prefill + (full_prefill - warm_prefill) / (1.0 + gain)
-        # What is the same for all replicas in the price of prefill work.
+        loads_s = fleet.adapters.loads_s(request.adapter, now_s)
+        # What is the same for all replicas in the price of prefill work. Others count by their weight over our own.
+        own_weight = fleet.weight_of(request.priority)
+        weight_total = fleet.total(fleet.weight)
+        usual_weight = weight_total / max(1.0, fleet.total(fleet.requests)) if weight_total else own_weight
         mean = config.fleet_mix / len(fleet.eligible)
         own, decay = 1.0 - config.fleet_mix, fleet.decay() / RATE_WINDOW_S
-        stall = config.ttft_target_s / (max(8.0, output_tokens) * config.tpot_target_s)
+        stall = config.ttft_target_s / (learned.expected_output_tokens(None) * config.tpot_target_s) / own_weight
         price_max, busy_max = config.price_max, config.utilisation_max
-        price_base = 1.0 + stall * mean * fleet.total(fleet.requests)
+        price_base = 1.0 + stall * mean * weight_total
         price_least = min(price_base, price_max)
         rate_mean = mean * decay * fleet.total(fleet.arrivals)
         busy_mean = mean * decay * fleet.total(fleet.work_s)
-        stall_own, own_decay, arrival_weight = stall * own, own * decay, config.arrival_weight
+        stall_own, own_decay, arrival_weight = stall * own, own * decay, config.arrival_weight / own_weight
         weight = config.ttft_target_s / config.tpot_target_s * _decode_share(request, learned.output_tokens)
+        shared_tokens = prompt_tokens / own_weight
         # Memory and conversations.
         capacity, outputs = fleet.capacity_tokens, fleet.output_tokens
         foreign, kv_usage = fleet.foreign, fleet.kv_usage
         active, active_tokens, resident = overlap.active, overlap.active_tokens, overlap.resident_tokens
-        evicted, regretted = overlap.evicted_blocks, overlap.regretted_blocks
         u0, memory_weight, residence_s = config.memory_threshold, config.memory_weight, learned.residence_s
         later_turns = learned.continuation.later[min(request.turn, TURN_BUCKETS - 1)]
         session_tokens = output_tokens + later_turns * (learned.new_tokens + learned.output_tokens)
-        eviction_unit = config.eviction_weight * alpha
-        regret_weight = config.regret_prior_evictions
-        regret_prior = config.regret_prior * regret_weight
+        eviction_unit = config.eviction_weight * alpha * usual_weight / own_weight
+        regret = learned.regret.share
         future = config.future_weight * later_turns
-        mean_cost_s, pending = self._mean_cost_s, fleet.pending
+        mean_cost_s, pending = self._mean_cost_s, fleet.pending_weight
         exact, block_size = fleet.exact, fleet.block_size
         all_wanted = seen_s is not None or details is not None
         candidates: list[_Candidate] = []
@@ -188,14 +213,14 @@ class MarginalCost:
             fleet.busy_since_s,
             fleet.next_step_s,
             fleet.next_step_token_s,
-            fleet.requests,
+            fleet.weight,
             fleet.arrivals,
             fleet.work_s,
             strict=False,  # an overlap may have rows for slots that are not known here yet
         )
         rows = columns if len(fleet.eligible) == fleet.slots else compress(columns, fleet.is_eligible)
 
-        for slot, depth, scale, compute_wait, busy_since, step, step_token, requests, arrivals, work_s in rows:
+        for slot, depth, scale, compute_wait, busy_since, step, step_token, weighed, arrivals, work_s in rows:
             # n, p: tokens to compute and their seconds
             if depth:
                 if block_size[slot] != limit_size:
@@ -213,13 +238,16 @@ class MarginalCost:
                     warm_prefill = scale * warm * (alpha + beta * (prompt_tokens - 0.5 * warm))
                     paid_prefill = warm_prefill + (own_prefill - warm_prefill) / (1.0 + gain)
                 if depth > device[slot]:
-                    load = (host[slot] - device[slot]) * prices.HOST_LOAD_S + (depth - host[slot]) * prices.DISK_LOAD_S
+                    load = (host[slot] - device[slot]) * host_load_s + (depth - host[slot]) * disk_load_s
                     own_prefill += load
                     paid_prefill += load
             else:
                 cached, credit, new = 0, 1.0, cold_new
                 own_prefill = scale * full_prefill
                 paid_prefill = scale * full_paid
+            if loads_s is not None:
+                own_prefill += loads_s[slot][0]
+                paid_prefill += loads_s[slot][1]
             # W: wait for compute
             if compute_wait:
                 half = 0.5 * compute_wait
@@ -227,7 +255,7 @@ class MarginalCost:
                 if compute_wait < half:
                     compute_wait = half
             # T: own decoding, and what it costs the others
-            decode = weight * (step + step_token * prompt_tokens)
+            decode = weight * (step + step_token * shared_tokens)
             if compute_wait + decode + paid_prefill * price_least > threshold and not all_wanted:
                 continue
             # X: what a second of prefill costs everybody here
@@ -236,7 +264,7 @@ class MarginalCost:
             if busy > busy_max:
                 busy = busy_max
             price = (
-                price_base + stall_own * requests + arrival_weight * rate * (compute_wait + own_prefill) / (1.0 - busy)
+                price_base + stall_own * weighed + arrival_weight * rate * (compute_wait + own_prefill) / (1.0 - busy)
             )
             if price > price_max:
                 price = price_max
@@ -261,15 +289,14 @@ class MarginalCost:
                         activation = 1.0
                     memory_work = need * residence / tokens_max
                     slack = 1.0 - min(prices.MEMORY_UTILISATION_MAX, used)
-                    delayed = pending[slot] + rate * (memory_wait + memory_work) / slack
+                    delayed = (pending[slot] + rate * (memory_wait + memory_work) / slack) / own_weight
                     if delayed > prices.MEMORY_QUEUE_MAX:
                         delayed = prices.MEMORY_QUEUE_MAX
                     memory = memory_weight * memory_work * activation * activation * (1.0 + delayed)
                 held = resident[slot]
                 if held:
                     full = held / tokens_max
-                    regret = (regretted[slot] + regret_prior) / (evicted[slot] + regret_weight)
-                    eviction = eviction_unit * scale * regret * full * full * (new + session_tokens) * price
+                    eviction = eviction_unit * scale * regret[slot] * full * full * (new + session_tokens) * price
             # C
             waiting = compute_wait if compute_wait > memory_wait else memory_wait
             later = future * mean_cost_s[slot]
@@ -298,6 +325,8 @@ class MarginalCost:
                         used,
                         gain if depth < frontier else 0.0,
                         later_turns,
+                        0.0 if loads_s is None else loads_s[slot][0],
+                        own_weight,
                     )
                 )
             if total <= threshold:
