@@ -30,6 +30,7 @@ class Evaluation:
 
     __slots__ = (
         "alpha",
+        "arrival_weight",
         "arrivals_mean",
         "beta",
         "busy_mean",
@@ -43,14 +44,18 @@ class Evaluation:
         "gain",
         "host",
         "later_turns",
+        "loads_s",
         "mean_cost_s",
         "output_tokens",
         "overlap",
         "own_decay",
+        "own_weight",
         "price_base",
         "prompt_tokens",
         "session_tokens",
+        "shared_tokens",
         "stall_own",
+        "usual_weight",
     )
 
     def __init__(
@@ -81,23 +86,32 @@ class Evaluation:
         self.beta = learned.prefill.beta
         # Reuse: tiers whose loading costs less than computing count.
         self.deepest = self.host = overlap.device
-        if alpha > prices.HOST_LOAD_S:
+        if alpha > config.host_load_s:
             self.deepest = self.host = overlap.host
-            if alpha > prices.DISK_LOAD_S:
+            if alpha > config.disk_load_s:
                 self.deepest = overlap.disk
         self.frontier = fleet.deepest(self.deepest)
         self.gain = self._copies_gain(prefix_rate) if prefix_rate and self.frontier else 0.0
         self.full_prefill = self._prefill_s(max(1.0, prompt_tokens))
         self.full_paid = self._paid_s(0, self.full_prefill)
-        # What is the same for all replicas in the price of prefill work.
+        self.loads_s = fleet.adapters.loads_s(request.adapter, fleet.now_s)
+        # What is the same for all replicas in the price of prefill work. Others count by their weight over our own.
+        self.own_weight = own_weight = fleet.weight_of(request.priority)
+        weight_total = fleet.total(fleet.weight)
+        self.usual_weight = weight_total / max(1.0, fleet.total(fleet.requests)) if weight_total else own_weight
         mix = config.fleet_mix
         mean, own, decay = mix / len(fleet.eligible), 1.0 - mix, fleet.decay() / RATE_WINDOW_S
-        stall = config.ttft_target_s / (max(8.0, output_tokens) * config.tpot_target_s)
-        self.price_base = 1.0 + stall * mean * fleet.total(fleet.requests)
+        stall = config.ttft_target_s / (learned.expected_output_tokens(None) * config.tpot_target_s) / own_weight
+        self.price_base = 1.0 + stall * mean * weight_total
         self.arrivals_mean = mean * decay * fleet.total(fleet.arrivals)
         self.busy_mean = mean * decay * fleet.total(fleet.work_s)
-        self.stall_own, self.own_decay = stall * own, own * decay
+        self.stall_own, self.own_decay, self.arrival_weight = (
+            stall * own,
+            own * decay,
+            config.arrival_weight / own_weight,
+        )
         self.decode_weight = config.ttft_target_s / config.tpot_target_s * _decode_share(request, learned)
+        self.shared_tokens = prompt_tokens / own_weight
         # Conversations.
         turn = request.turn
         self.later_turns = later = learned.continuation.later[turn if turn < TURN_BUCKETS else TURN_BUCKETS - 1]
@@ -119,15 +133,15 @@ class Evaluation:
         frontier, gain, full_prefill, full_paid = self.frontier, self.gain, self.full_prefill, self.full_paid
         price_base, stall_own, price_max = self.price_base, self.stall_own, config.price_max
         arrivals_mean, busy_mean, own_decay = self.arrivals_mean, self.busy_mean, self.own_decay
-        arrival_weight, busy_max, weight = config.arrival_weight, config.utilisation_max, self.decode_weight
+        arrival_weight, busy_max, weight = self.arrival_weight, config.utilisation_max, self.decode_weight
         pending_s, busy_since_s = fleet.pending_s, fleet.busy_since_s
         steps_s, steps_token_s = fleet.next_step_s, fleet.next_step_token_s
-        requests, arrivals, work_s = fleet.requests, fleet.arrivals, fleet.work_s
+        weighed, arrivals, work_s = fleet.weight, fleet.arrivals, fleet.work_s
         capacity, outputs, foreign, kv_usage = fleet.capacity_tokens, fleet.output_tokens, fleet.foreign, fleet.kv_usage
         active, active_tokens, resident = overlap.active, overlap.active_tokens, overlap.resident_tokens
-        evicted, regretted = overlap.evicted_blocks, overlap.regretted_blocks
-        memory_threshold, regret_weight = config.memory_threshold, config.regret_prior_evictions
-        eviction_unit, regret_prior = config.eviction_weight * alpha, config.regret_prior * regret_weight
+        memory_threshold, eviction_unit, regret = config.memory_threshold, self._eviction_unit(), learned.regret.share
+        host_load_s, disk_load_s, loads_s = config.host_load_s, config.disk_load_s, self.loads_s
+        own_weight, shared_tokens = self.own_weight, self.shared_tokens
         later_turns, session_tokens = self.later_turns, self.session_tokens
         future = config.future_weight * later_turns
         exact, block_size = fleet.exact, fleet.block_size
@@ -153,13 +167,16 @@ class Evaluation:
                     warm_prefill = scale * warm * (alpha + beta * (prompt_tokens - 0.5 * warm))
                     paid_prefill = warm_prefill + (own_prefill - warm_prefill) / (1.0 + gain)
                 if depth > device[slot]:
-                    load = (host[slot] - device[slot]) * prices.HOST_LOAD_S + (depth - host[slot]) * prices.DISK_LOAD_S
+                    load = (host[slot] - device[slot]) * host_load_s + (depth - host[slot]) * disk_load_s
                     own_prefill += load
                     paid_prefill += load
             else:
                 cached, credit, new = 0, 1.0, prompt_tokens if prompt_tokens > 1.0 else 1.0
                 own_prefill = scale * full_prefill
                 paid_prefill = scale * full_paid
+            if loads_s is not None:
+                own_prefill += loads_s[slot][0]
+                paid_prefill += loads_s[slot][1]
             # W: wait for compute
             compute_wait = pending_s[slot]
             if compute_wait:
@@ -168,7 +185,7 @@ class Evaluation:
                 if compute_wait < half:
                     compute_wait = half
             # T: own decoding, and what it costs the others
-            decode = weight * (steps_s[slot] + steps_token_s[slot] * prompt_tokens)
+            decode = weight * (steps_s[slot] + steps_token_s[slot] * shared_tokens)
             # X: what a second of prefill costs everybody here
             rate = arrivals_mean + own_decay * arrivals[slot]
             busy = busy_mean + own_decay * work_s[slot]
@@ -176,7 +193,7 @@ class Evaluation:
                 busy = busy_max
             price = (
                 price_base
-                + stall_own * requests[slot]
+                + stall_own * weighed[slot]
                 + arrival_weight * rate * (compute_wait + own_prefill) / (1.0 - busy)
             )
             if price > price_max:
@@ -196,8 +213,7 @@ class Evaluation:
                 held = resident[slot]
                 if held:
                     full = held / tokens_max
-                    regret = (regretted[slot] + regret_prior) / (evicted[slot] + regret_weight)
-                    eviction = eviction_unit * scale * regret * full * full * (new + session_tokens) * price
+                    eviction = eviction_unit * scale * regret[slot] * full * full * (new + session_tokens) * price
             # C
             waiting = compute_wait if compute_wait > memory_wait else memory_wait
             later = future * mean_cost_s[slot]
@@ -222,6 +238,8 @@ class Evaluation:
                     used,
                     gain if depth < frontier else 0.0,
                     later_turns,
+                    0.0 if loads_s is None else loads_s[slot][0],
+                    own_weight,
                 )
             )
         return found
@@ -234,7 +252,8 @@ class Evaluation:
         activation = min(1.0, (used - threshold) / (1.0 - threshold))
         work_s = need * residence_s / (fleet.capacity_tokens[slot] or 1)
         slack = 1.0 - min(prices.MEMORY_UTILISATION_MAX, used)
-        delayed = min(prices.MEMORY_QUEUE_MAX, fleet.pending[slot] + rate * (wait_s + work_s) / slack)
+        others = fleet.pending_weight[slot] + rate * (wait_s + work_s) / slack
+        delayed = min(prices.MEMORY_QUEUE_MAX, others / self.own_weight)
         return wait_s, config.memory_weight * work_s * activation * activation * (1.0 + delayed)
 
     def _pruned(self, slots: list[Slot], count: int) -> list[Costs]:
@@ -254,10 +273,10 @@ class Evaluation:
         table. The least ev takes the regret of the fleet's best cache and the size of its largest one.
         """
         fleet, deepest, config = self.fleet, self.deepest, self.config
-        now_s, weight, tokens = fleet.now_s, self.decode_weight, self.prompt_tokens
+        now_s, weight, tokens = fleet.now_s, self.decode_weight, self.shared_tokens
         base, own, price_max = self.price_base, self.stall_own, config.price_max
         arrivals_mean, busy_mean, busy_max = self.arrivals_mean, self.busy_mean, config.utilisation_max
-        own_decay, arrival_weight = self.own_decay, config.arrival_weight
+        own_decay, arrival_weight = self.own_decay, self.arrival_weight
         future = config.future_weight * self.later_turns
         least = self._least_by_depth()
         columns = zip(
@@ -265,7 +284,7 @@ class Evaluation:
             fleet.busy_since_s,
             fleet.next_step_s,
             fleet.next_step_token_s,
-            fleet.requests,
+            fleet.weight,
             fleet.arrivals,
             fleet.work_s,
             fleet.learned.prefill.scale,
@@ -276,7 +295,7 @@ class Evaluation:
         )
         rows = columns if len(fleet.eligible) == fleet.slots else compress(columns, fleet.is_eligible)
         bounds = []
-        for pending_s, since_s, step_s, token_s, requests, arrivals, work_s, scale, held, mean_s, depth in rows:
+        for pending_s, since_s, step_s, token_s, weighed, arrivals, work_s, scale, held, mean_s, depth in rows:
             paid_s, eviction = least[depth]
             wait = pending_s - now_s + since_s
             half = 0.5 * pending_s
@@ -286,7 +305,7 @@ class Evaluation:
             if busy > busy_max:
                 busy = busy_max
             rate = arrivals_mean + own_decay * arrivals
-            price = base + own * requests + arrival_weight * rate * (wait + scale * paid_s) / (1.0 - busy)
+            price = base + own * weighed + arrival_weight * rate * (wait + scale * paid_s) / (1.0 - busy)
             if price > price_max:
                 price = price_max
             bounds.append(
@@ -307,14 +326,15 @@ class Evaluation:
         return least
 
     def _eviction_least(self) -> float:
-        """Return ev of the whole fleet's most forgiving cache, per token that comes and squared token that is held."""
-        fleet, overlap, config = self.fleet, self.overlap, self.config
-        capacities = [fleet.capacity_tokens[slot] or 0 for slot in fleet.eligible]
+        """Return ev of the fleet's most forgiving cache, per token that comes and squared token that is held."""
+        capacity = self.fleet.capacity_tokens
+        capacities = [capacity[slot] or 0 for slot in self.fleet.eligible]
         if not min(capacities):
             return 0.0
-        weight = config.regret_prior_evictions
-        regret = (min(overlap.regretted_blocks) + config.regret_prior * weight) / (max(overlap.evicted_blocks) + weight)
-        return config.eviction_weight * self.alpha * regret / max(capacities) ** 2
+        return self._eviction_unit() * min(self.fleet.learned.regret.share) / max(capacities) ** 2
+
+    def _eviction_unit(self) -> float:
+        return self.config.eviction_weight * self.alpha * self.usual_weight / self.own_weight
 
     def _copies_gain(self, prefix_rate: float) -> float:
         """Return N: requests that would pay back one more copy of the deepest prefix."""

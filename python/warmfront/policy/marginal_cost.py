@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from warmfront.config import PolicyConfig
 from warmfront.policy import prices
 from warmfront.policy.affinity import mix
-from warmfront.policy.base import Fleet, ReplicaCost
+from warmfront.policy.base import RATE_WINDOW_S, Fleet, ReplicaCost
 from warmfront.policy.evaluation import Evaluation
 from warmfront.policy.prices import Costs
 from warmfront.types import Choice, Overlap, Request, Slot
@@ -43,6 +43,8 @@ class MarginalCost:
         else:
             costs, self._seen = evaluation.best(fleet.choices_max), None
         ranked = self._ranked(request, overlap, fleet, costs)
+        if self._config.ttft_limit_s is not None and request.priority <= 0:
+            ranked = _within_limit(evaluation, fleet, ranked, self._config.ttft_limit_s)
         return [Choice(cost.slot, cost.cached_tokens) for cost in ranked[: fleet.choices_max]]
 
     def chosen(self, request: Request, overlap: Overlap, fleet: Fleet, slot: Slot) -> None:
@@ -113,6 +115,18 @@ class MarginalCost:
         if first != ranked[0].slot:
             ranked.insert(0, ranked.pop(tied.index(first)))
         return ranked
+
+
+def _within_limit(evaluation: Evaluation, fleet: Fleet, ranked: list[Costs], limit_s: float) -> list[Costs]:
+    """Leave a replica whose first token would come too late for those where it comes in half the limit.
+
+    Only while the fleet has room: in a saturated one the requests moved would make the others late too.
+    """
+    busy = fleet.decay() / RATE_WINDOW_S * fleet.total(fleet.work_s) / len(fleet.eligible)
+    if busy >= prices.LIMIT_UTILISATION_MAX or ranked[0].waiting_s + ranked[0].own_prefill_s <= limit_s:
+        return ranked
+    everywhere = sorted(evaluation.costs(fleet.eligible), key=lambda cost: cost.total_s)
+    return [cost for cost in everywhere if cost.waiting_s + cost.own_prefill_s < 0.5 * limit_s] or ranked
 
 
 def _favourite(request: Request, fleet: Fleet, slots: list[Slot]) -> Slot:

@@ -12,20 +12,19 @@ from warmfront.types import Slot
 
 TIE_S = 1e-3
 """Costs this close are equal: the emptier memory wins, then the hash of the prefix."""
-HOST_LOAD_S = 5e-6
-"""Seconds to load one token's KV from host memory: about 100 kB at 20 GB/s."""
-DISK_LOAD_S = 40e-6
-"""The same from local disk: about 100 kB at 2.5 GB/s."""
 MEMORY_FULL = 0.97
 """Share of KV memory in use above which requests wait for memory."""
 MEMORY_UTILISATION_MAX = 0.9
 """Cap of the utilisation in the price of memory."""
 MEMORY_QUEUE_MAX = 30.0
 """Cap of the number of requests that a scarce memory delays."""
+LIMIT_UTILISATION_MAX = 0.85
+"""Mean utilisation of the fleet from which on `ttft_limit_s` is not enforced."""
 COST_WINDOW_S = 30.0
 """Time constant of a replica's mean cost."""
 COST_INTERVAL_S = 0.1
-"""Mean costs are updated no more often than this: it bounds the work of a decision."""
+"""Mean costs are updated no more often than this: it bounds the work of a decision. The mean is over time, so the
+arrivals in between, seen a moment later, would hardly move it."""
 POPULARITY_WINDOW_S = 60.0
 """Time constant of a prefix's request rate."""
 PREFIXES_MAX = 65_536
@@ -57,6 +56,8 @@ class Costs(NamedTuple):
     memory_used: float
     copies_gain: float
     later_turns: float
+    adapter_load_s: float
+    weight: float
 
     def explained(self) -> ReplicaCost:
         """Return the costs as named terms and factors."""
@@ -90,5 +91,7 @@ FACTORS = (
     ("share of KV memory in use", "u", "1", "memory_used"),
     ("requests that pay a new copy back", "N", "requests", "copies_gain"),
     ("later turns", "N_T", "requests", "later_turns"),
+    ("adapter load", "ℓ_a", "s", "adapter_load_s"),
+    ("weight of this request's priority", "w", "1", "weight"),
 )
 """Name, symbol, unit and field of what the terms were made of."""

@@ -263,6 +263,8 @@ class Router:
         """Compare an answer with what was predicted, and take its length and duration into the averages."""
         usage, learned = event.usage, pool.fleet.learned
         output_tokens = None if usage is None else usage.output_tokens
+        if output_tokens is None and flight.request.stream:
+            output_tokens = event.chunks + 1  # engines send a chunk a token, or nearly so
         residence_s = None if flight.first_token_s is None else self._now_s - flight.first_token_s
         learned.finished(slot, output_tokens=output_tokens, residence_s=residence_s)
         name = pool.fleet.id[slot]

@@ -20,6 +20,7 @@ PLAIN_NUMBERS = {
     "block_size": "tokens, by the glossary",
     "block_size_default": "tokens, by the glossary",
     "load_bound": "a ratio",
+    "priority_step": "a ratio",
     "arrival_weight": "a weight",
     "memory_weight": "a weight",
     "eviction_weight": "a weight",
