@@ -105,8 +105,9 @@ class Regret:
         if self._followed_s is not None and now_s - self._followed_s < REGRET_INTERVAL_S:
             return
         self._followed_s = now_s
-        for slot, counters in enumerate(zip(evicted, regretted, strict=True)):
-            before = self._seen[slot]
+        # An overlap may have rows for slots that are not known here yet.
+        rows = zip(self._seen.copy(), zip(evicted, regretted, strict=True), strict=False)
+        for slot, (before, counters) in enumerate(rows):
             if before is not None and counters[0] < before[0]:
                 continue
             self._seen[slot] = counters

@@ -262,7 +262,7 @@ class Evaluation:
         cut = nsmallest(max(FEW, count), bounds)[-1]
         first = [slot for slot, bound in zip(slots, bounds, strict=True) if bound <= cut]
         found = self.costs(first)
-        threshold = nsmallest(count, found)[-1].total_s + prices.TIE_S
+        threshold = nsmallest(count, [cost.total_s for cost in found])[-1] + prices.TIE_S
         rest = [slot for slot, bound in zip(slots, bounds, strict=True) if cut < bound <= threshold]
         return found + self.costs(rest)
 
@@ -338,8 +338,9 @@ class Evaluation:
 
     def _copies_gain(self, prefix_rate: float) -> float:
         """Return N: requests that would pay back one more copy of the deepest prefix."""
-        deepest, frontier = self.deepest, self.frontier
-        copies = sum([deepest[slot] >= frontier for slot in self.fleet.eligible])
+        deepest, eligible = self.deepest, self.fleet.eligible
+        everywhere = len(deepest) == len(eligible)
+        copies = (deepest if everywhere else [deepest[slot] for slot in eligible]).count(self.frontier)
         return prefix_rate * self.config.copy_horizon_s / (copies + 1)
 
     def _prefill_s(self, new: float) -> float:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from operator import attrgetter
 
 from warmfront.config import PolicyConfig
 from warmfront.policy import prices
@@ -20,6 +21,8 @@ from warmfront.policy.base import RATE_WINDOW_S, Fleet, ReplicaCost
 from warmfront.policy.evaluation import Evaluation
 from warmfront.policy.prices import Costs
 from warmfront.types import Choice, Overlap, Request, Slot
+
+_by_cost = attrgetter("total_s", "slot")
 
 
 class MarginalCost:
@@ -102,7 +105,7 @@ class MarginalCost:
     @staticmethod
     def _ranked(request: Request, overlap: Overlap, fleet: Fleet, costs: list[Costs]) -> list[Costs]:
         """Order by cost, the best choice among those that tie with the cheapest first."""
-        ranked = sorted(costs)
+        ranked = sorted(costs, key=_by_cost)
         bound = ranked[0].total_s + prices.TIE_S
         if len(ranked) == 1 or ranked[1].total_s > bound:
             return ranked
@@ -125,7 +128,7 @@ def _within_limit(evaluation: Evaluation, fleet: Fleet, ranked: list[Costs], lim
     busy = fleet.decay() / RATE_WINDOW_S * fleet.total(fleet.work_s) / len(fleet.eligible)
     if busy >= prices.LIMIT_UTILISATION_MAX or ranked[0].waiting_s + ranked[0].own_prefill_s <= limit_s:
         return ranked
-    everywhere = sorted(evaluation.costs(fleet.eligible), key=lambda cost: cost.total_s)
+    everywhere = sorted(evaluation.costs(fleet.eligible), key=_by_cost)
     return [cost for cost in everywhere if cost.waiting_s + cost.own_prefill_s < 0.5 * limit_s] or ranked
 
 

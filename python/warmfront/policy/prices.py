@@ -5,7 +5,7 @@ The order of `TERMS` is the order in which `Evaluation.costs` adds them up.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from msgspec import Struct
 
 from warmfront.policy.base import ReplicaCost, Term
 from warmfront.types import Slot
@@ -31,11 +31,8 @@ PREFIXES_MAX = 65_536
 """Prefixes whose rate is remembered; the one asked for longest ago goes first."""
 
 
-class Costs(NamedTuple):
-    """All that one evaluation computed for one replica. Seconds unless the name says otherwise.
-
-    The total comes first, so that costs sort by it and then by slot.
-    """
+class Costs(Struct, frozen=True, gc=False):
+    """All that one evaluation computed for one replica. Seconds unless the name says otherwise."""
 
     total_s: float
     slot: Slot

@@ -100,9 +100,9 @@ class Decider:
 
     def _choose(self, policy: Policy, request: Request, overlap: Overlap, fleet: Fleet) -> list[Choice]:
         ranked = list(policy.choose(request, overlap, fleet)[: fleet.choices_max])
-        slots = [choice.slot for choice in ranked]
+        slots, is_eligible = [choice.slot for choice in ranked], fleet.is_eligible
         for slot in slots:
-            if not 0 <= slot < fleet.slots or not fleet.is_eligible[slot]:
+            if not 0 <= slot < len(is_eligible) or not is_eligible[slot]:
                 raise ValueError(f"policy {self._config.name} chose slot {slot}, which may not be chosen")
         if len(set(slots)) != len(slots):
             raise ValueError(f"policy {self._config.name} chose a slot twice")
