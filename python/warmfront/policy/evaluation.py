@@ -11,7 +11,6 @@ Source: docs/explanation/policies.md, section "marginal_cost", with the same sym
 from __future__ import annotations
 
 from collections.abc import Iterable
-from heapq import nsmallest
 from itertools import compress
 
 from warmfront.config import CostConfig
@@ -120,7 +119,7 @@ class Evaluation:
     def best(self, count: int) -> list[Costs]:
         """Return the costs of all replicas that may be among the best `count`, ties included, in no order."""
         slots = self.fleet.eligible
-        return self.costs(slots) if len(slots) <= FEW else self._pruned(slots, count)
+        return self.costs(slots) if len(slots) <= max(FEW, count) else self._pruned(slots, count)
 
     def costs(self, slots: Iterable[Slot]) -> list[Costs]:  # noqa: C901 - one loop without calls
         """Compute everything about some replicas, in the order given."""
@@ -259,10 +258,10 @@ class Evaluation:
     def _pruned(self, slots: list[Slot], count: int) -> list[Costs]:
         """Evaluate the replicas of the smallest bounds, then those whose bound lies below what the first ones cost."""
         bounds = self._bounds()
-        cut = nsmallest(max(FEW, count), bounds)[-1]
+        cut = sorted(bounds)[count - 1]
         first = [slot for slot, bound in zip(slots, bounds, strict=True) if bound <= cut]
         found = self.costs(first)
-        threshold = nsmallest(count, [cost.total_s for cost in found])[-1] + prices.TIE_S
+        threshold = sorted([cost.total_s for cost in found])[count - 1] + prices.TIE_S
         rest = [slot for slot, bound in zip(slots, bounds, strict=True) if cut < bound <= threshold]
         return found + self.costs(rest)
 
@@ -296,7 +295,7 @@ class Evaluation:
         rows = columns if len(fleet.eligible) == fleet.slots else compress(columns, fleet.is_eligible)
         bounds = []
         for pending_s, since_s, step_s, token_s, weighed, arrivals, work_s, scale, held, mean_s, depth in rows:
-            paid_s, eviction = least[depth]
+            prefill_s, paid_s, eviction = least[depth]
             wait = pending_s - now_s + since_s
             half = 0.5 * pending_s
             if wait < half:
@@ -305,7 +304,7 @@ class Evaluation:
             if busy > busy_max:
                 busy = busy_max
             rate = arrivals_mean + own_decay * arrivals
-            price = base + own * weighed + arrival_weight * rate * (wait + scale * paid_s) / (1.0 - busy)
+            price = base + own * weighed + arrival_weight * rate * (wait + scale * prefill_s) / (1.0 - busy)
             if price > price_max:
                 price = price_max
             bounds.append(
@@ -316,13 +315,14 @@ class Evaluation:
             )
         return bounds
 
-    def _least_by_depth(self) -> dict[int, tuple[float, float]]:
-        """Return the least p̃ at scale 1 and the least ev per squared token held, for every depth that occurs."""
+    def _least_by_depth(self) -> dict[int, tuple[float, float, float]]:
+        """Return the least p and p̃ at scale 1 and the least ev per squared token held, for every depth that occurs."""
         unit = self._eviction_least()
         least = {}
         for depth in set(self.deepest):
             new = max(1.0, self.prompt_tokens - depth)
-            least[depth] = self._paid_s(depth, self._prefill_s(new)), unit * (new + self.session_tokens)
+            prefill_s = self._prefill_s(new)
+            least[depth] = prefill_s, self._paid_s(depth, prefill_s), unit * (new + self.session_tokens)
         return least
 
     def _eviction_least(self) -> float:
