@@ -70,8 +70,8 @@ def test_terms_add_up_to_the_very_cost_that_decides(draw: st.DataObject) -> None
         assert all(term.value >= 0 for term in cost.terms)
     used = policy._evaluate(asked, overlap, pool.fleet, seen_s=None, details=None)
     assert len(used) >= pool.fleet.choices_max
-    for total, slot, cached_tokens in used:
+    for total, slot, cached_tokens, *_ in used:
         assert total == explained[slot].total
         assert cached_tokens == explained[slot].cached_tokens
     cheapest = sorted(cost.total for cost in explained.values())[: pool.fleet.choices_max]
-    assert sorted(total for total, _, _ in used)[: pool.fleet.choices_max] == cheapest
+    assert sorted(row[0] for row in used)[: pool.fleet.choices_max] == cheapest

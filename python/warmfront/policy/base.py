@@ -170,6 +170,50 @@ class Learning(Protocol):
         """Take note that `slot` was chosen, before the ledger is charged. Follows `choose` for the same request."""
 
 
+class Ended(Struct, frozen=True):
+    """What became of a dispatched request. Seconds; `None`: not known."""
+
+    slot: Slot | None
+    """Where it ended; `None`: that replica is gone."""
+    first_token_s: float | None
+    """From the dispatch to the first token, if it was seen."""
+    lasted_s: float
+    """From the dispatch to the end."""
+    token_s: float | None = None
+    """Mean gap between its tokens."""
+    cached_tokens: int | None = None
+    """As reported."""
+
+
+class Watching(Protocol):
+    """A policy that compares what happened with what it expected. Optional."""
+
+    def ended(self, request: Request, fleet: Fleet, outcome: Ended) -> float | None:
+        """Take an outcome; return the regret in seconds, `None` if unknown: what load alone would have saved."""
+
+    def guarded(self) -> Guarded:
+        """Report how far affinity is trusted."""
+
+
+class Guarded(Struct, frozen=True):
+    """State of a policy's guard."""
+
+    enabled: bool
+    credit: float
+    """Part of the cache's advantage that counts, 0 (load alone) to 1."""
+    gain_s: float
+    """Measured: seconds by which the rule in force beats load alone, per decision on which they differ."""
+    evidence: float
+    """How far the test against affinity has come, 0 to 1; at 1 the credit falls."""
+    decisions: int
+    differing: int
+    """Decisions on which load alone would have chosen another replica."""
+    rivals: int
+    """Those of them made by the rival, to compare."""
+    alarms: int
+    """Times the credit was lowered."""
+
+
 class Explaining(Protocol):
     """A policy that can say why. Optional."""
 

@@ -18,20 +18,19 @@ from itertools import compress
 from warmfront.config import PolicyConfig
 from warmfront.policy import prices
 from warmfront.policy.affinity import mix
-from warmfront.policy.base import RATE_WINDOW_S, Fleet, ReplicaCost, cached_tokens_max
+from warmfront.policy.base import RATE_WINDOW_S, Ended, Fleet, Guarded, ReplicaCost, cached_tokens_max
 from warmfront.policy.estimators import TURN_BUCKETS
 from warmfront.policy.prices import Costs
+from warmfront.policy.watch import Row, Watch
 from warmfront.types import Choice, Overlap, Request, Slot
-
-_Candidate = tuple[float, Slot, int]
-"""Total cost, slot, predicted cached tokens."""
 
 
 class MarginalCost:
-    """Social marginal cost. State: the rate of hot prefixes and each replica's mean cost."""
+    """Social marginal cost. State: the rate of hot prefixes, each replica's mean cost, and the guard."""
 
     def __init__(self, config: PolicyConfig) -> None:
         self._config = config.cost
+        self._watch = Watch(config)
         self._popularity: dict[int, tuple[float, float]] = {}
         self._mean_cost_s: list[float] = []
         self._ids: list[str | None] = []
@@ -47,11 +46,13 @@ class MarginalCost:
         ranked = self._break_tie(request, overlap, fleet, candidates)
         if self._config.ttft_limit_s is not None and request.priority <= 0:
             ranked = self._within_limit(request, overlap, fleet, ranked, self._config.ttft_limit_s)
-        return [Choice(slot, cached_tokens) for _, slot, cached_tokens in ranked[: fleet.choices_max]]
+        ranked = self._watch.considered(request, ranked)
+        return [Choice(row[1], row[2]) for row in ranked[: fleet.choices_max]]
 
     def chosen(self, request: Request, overlap: Overlap, fleet: Fleet, slot: Slot) -> None:
         """Count the prefix and fold the costs that this arrival saw into the means."""
         self._count_prefix(overlap, fleet.now_s)
+        self._watch.placed(request, fleet, slot)
         if self._seen_s is None:
             return
         elapsed_s = prices.COST_INTERVAL_S if self._averaged_s is None else fleet.now_s - self._averaged_s
@@ -62,6 +63,14 @@ class MarginalCost:
         self._averaged_s = fleet.now_s
         self._seen_s = None
 
+    def ended(self, request: Request, fleet: Fleet, outcome: Ended) -> float | None:
+        """Compare an outcome with what was expected, and tell the guard; return the regret in seconds."""
+        return self._watch.ended(request, fleet, outcome)
+
+    def guarded(self) -> Guarded:
+        """Report how far affinity is trusted."""
+        return self._watch.report()
+
     def explain(self, request: Request, overlap: Overlap, fleet: Fleet) -> list[ReplicaCost]:
         """Return every term for every eligible replica."""
         self._follow(fleet)
@@ -70,8 +79,8 @@ class MarginalCost:
         return [costs.explained() for costs in details]
 
     def _within_limit(
-        self, request: Request, overlap: Overlap, fleet: Fleet, ranked: list[_Candidate], limit_s: float
-    ) -> list[_Candidate]:
+        self, request: Request, overlap: Overlap, fleet: Fleet, ranked: list[Row], limit_s: float
+    ) -> list[Row]:
         """Leave a replica whose first token would come too late for those where it comes in half the limit.
 
         Only while the fleet has room: in a saturated one the requests moved would make the others late too.
@@ -86,7 +95,7 @@ class MarginalCost:
             return ranked
         early = [costs for costs in details if first_token_s[costs.slot] < 0.5 * limit_s]
         early.sort(key=lambda costs: costs.total_s)
-        return [(costs.total_s, costs.slot, costs.cached_tokens) for costs in early] or ranked
+        return [costs.row() for costs in early] or ranked
 
     def _follow(self, fleet: Fleet) -> None:
         """Give new replicas a mean cost of zero: they attract new conversations."""
@@ -135,7 +144,7 @@ class MarginalCost:
         *,
         seen_s: list[float] | None,
         details: list[Costs] | None,
-    ) -> list[_Candidate]:
+    ) -> list[Row]:
         """Compute the cost of the eligible replicas.
 
         Args:
@@ -147,7 +156,7 @@ class MarginalCost:
 
         Returns:
             The replicas that may be among the best `choices_max`, ties included. Replicas that cannot are left out,
-            unless `seen_s` or `details` ask for all.
+            unless `seen_s` or `details` ask for all. The guard is told which ones are best for its rivals.
         """
         config, learned, now_s = self._config, fleet.learned, fleet.now_s
         prompt_tokens = request.prompt_tokens
@@ -184,7 +193,7 @@ class MarginalCost:
         rate_mean = mean * decay * fleet.total(fleet.arrivals)
         busy_mean = mean * decay * fleet.total(fleet.work_s)
         stall_own, own_decay, arrival_weight = stall * own, own * decay, config.arrival_weight / own_weight
-        weight = config.ttft_target_s / config.tpot_target_s * _decode_share(request, learned.output_tokens)
+        weight = config.ttft_target_s / config.tpot_target_s * prices.decode_share(request, learned.output_tokens)
         shared_tokens = prompt_tokens / own_weight
         # Memory and conversations.
         capacity, outputs = fleet.capacity_tokens, fleet.output_tokens
@@ -198,8 +207,13 @@ class MarginalCost:
         future = config.future_weight * later_turns
         mean_cost_s, pending = self._mean_cost_s, fleet.pending_weight
         exact, block_size = fleet.exact, fleet.block_size
-        all_wanted = seen_s is not None or details is not None
-        candidates: list[_Candidate] = []
+        doubt = 1.0 - self._watch.credit
+        all_wanted = seen_s is not None or details is not None or doubt > 0.0
+        blind_best = best_believed = math.inf if self._watch.enabled else -math.inf
+        blind_row: Row | None = None
+        believed_row: Row | None = None
+        last_used = fleet.last_used
+        candidates: list[Row] = []
         best: list[float] = []
         choices_max = fleet.choices_max
         threshold = math.inf
@@ -222,6 +236,7 @@ class MarginalCost:
 
         for slot, depth, scale, compute_wait, busy_since, step, step_token, weighed, arrivals, work_s in rows:
             # n, p: tokens to compute and their seconds
+            cold_prefill = scale * full_prefill
             if depth:
                 if block_size[slot] != limit_size:
                     limit_size = block_size[slot]
@@ -243,11 +258,12 @@ class MarginalCost:
                     paid_prefill += load
             else:
                 cached, credit, new = 0, 1.0, cold_new
-                own_prefill = scale * full_prefill
+                own_prefill = cold_prefill
                 paid_prefill = scale * full_paid
             if loads_s is not None:
                 own_prefill += loads_s[slot][0]
                 paid_prefill += loads_s[slot][1]
+                cold_prefill += loads_s[slot][1]
             # W: wait for compute
             if compute_wait:
                 half = 0.5 * compute_wait
@@ -256,7 +272,12 @@ class MarginalCost:
                     compute_wait = half
             # T: own decoding, and what it costs the others
             decode = weight * (step + step_token * shared_tokens)
-            if compute_wait + decode + paid_prefill * price_least > threshold and not all_wanted:
+            floor = compute_wait + decode
+            if (
+                floor + paid_prefill * price_least > threshold
+                and floor + cold_prefill * price_least > blind_best
+                and not all_wanted
+            ):
                 continue
             # X: what a second of prefill costs everybody here
             rate = rate_mean + own_decay * arrivals
@@ -269,7 +290,7 @@ class MarginalCost:
             if price > price_max:
                 price = price_max
             prefill = paid_prefill * price
-            if compute_wait + decode + prefill > threshold and not all_wanted:
+            if floor + prefill > threshold and floor + cold_prefill * price > blind_best and not all_wanted:
                 continue
             # M, mem, ev: memory
             memory_wait = memory = eviction = used = 0.0
@@ -295,12 +316,18 @@ class MarginalCost:
                     memory = memory_weight * memory_work * activation * activation * (1.0 + delayed)
                 held = resident[slot]
                 if held:
-                    full = held / tokens_max
-                    eviction = eviction_unit * scale * regret[slot] * full * full * (new + session_tokens) * price
+                    fullness = held / tokens_max
+                    eviction = (
+                        eviction_unit * scale * regret[slot] * fullness * fullness * (new + session_tokens) * price
+                    )
             # C
             waiting = compute_wait if compute_wait > memory_wait else memory_wait
             later = future * mean_cost_s[slot]
-            total = waiting + prefill + eviction + decode + memory + later
+            cost = waiting + prefill + eviction + decode + memory
+            reuse = (cold_prefill - paid_prefill) * price
+            believed = cost + later
+            blind = believed + reuse
+            total = believed + doubt * reuse
             if seen_s is not None:
                 seen_s.append(waiting + decode + memory)
             if details is not None:
@@ -314,7 +341,9 @@ class MarginalCost:
                         decode,
                         memory,
                         later,
+                        doubt * reuse,
                         total,
+                        blind,
                         new,
                         own_prefill,
                         paid_prefill,
@@ -329,17 +358,28 @@ class MarginalCost:
                         own_weight,
                     )
                 )
+            if total > threshold and blind > blind_best and not doubt:
+                continue
+            unshared = cost + (own_prefill - paid_prefill) * price
+            row = (total, slot, cached, unshared, believed, blind, price, waiting, own_prefill)
+            if blind <= blind_best and (
+                blind < blind_best or blind_row is None or last_used[slot] < last_used[blind_row[1]]
+            ):
+                blind_best, blind_row = blind, row
+            if doubt and believed < best_believed:
+                best_believed, believed_row = believed, row
             if total <= threshold:
-                candidates.append((total, slot, cached))
+                candidates.append(row)
                 insort(best, total)
                 if len(best) > choices_max:
                     best.pop()
                 if len(best) == choices_max:
                     threshold = best[-1] + prices.TIE_S
+        self._watch.evaluated(blind_row, believed_row)
         return candidates
 
     @staticmethod
-    def _break_tie(request: Request, overlap: Overlap, fleet: Fleet, candidates: list[_Candidate]) -> list[_Candidate]:
+    def _break_tie(request: Request, overlap: Overlap, fleet: Fleet, candidates: list[Row]) -> list[Row]:
         """Order candidates by cost, the best choice among those that tie with the cheapest first."""
         candidates.sort()
         bound = candidates[0][0] + prices.TIE_S
@@ -347,7 +387,7 @@ class MarginalCost:
         if len(tied) == 1:
             return candidates
         capacity, in_use, outputs = fleet.capacity_tokens, overlap.active_tokens, fleet.output_tokens
-        used = [(in_use[slot] + outputs[slot]) / (capacity[slot] or 1) for _, slot, _ in tied]
+        used = [(in_use[row[1]] + outputs[row[1]]) / (capacity[row[1]] or 1) for row in tied]
         least = min(used)
         emptiest = [candidate for candidate, share in zip(tied, used, strict=True) if share <= least]
         if request.route == "load" or request.basis == "none":
@@ -356,11 +396,3 @@ class MarginalCost:
             key, hashes = request.prefix_key, fleet.hash
             first = max(emptiest, key=lambda candidate: mix(key, hashes[candidate[1]]))
         return [first, *(candidate for candidate in candidates if candidate is not first)]
-
-
-def _decode_share(request: Request, mean_output_tokens: float) -> float:
-    """How much of a usual request's decoding this one does: an answer of one word does not mind slow tokens."""
-    limit = request.output_tokens_max
-    if limit is None:
-        return 1.0
-    return min(1.0, (limit - 1) / max(1.0, mean_output_tokens))

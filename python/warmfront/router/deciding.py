@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from warmfront.config import PolicyConfig
 from warmfront.policy import registry
-from warmfront.policy.base import Fleet, Policy, ReplicaCost, capped_tokens
+from warmfront.policy.base import Ended, Fleet, Guarded, Policy, ReplicaCost, capped_tokens
 from warmfront.policy.baselines import by_load, choices
 from warmfront.router.meter import Meter
 from warmfront.types import Choice, Overlap, Request
@@ -37,6 +37,8 @@ class Decider:
         self._factory = registry.factory(config.name)
         self._meter = meter
         self._policies: dict[str, Policy] = {}
+        self._published: dict[str, tuple[float, float, int]] = {}
+        """What was last published of each pool's guard."""
         self.errors = 0
 
     def reconfigure(self, config: PolicyConfig) -> None:
@@ -50,6 +52,7 @@ class Decider:
     def forget(self, pool: str) -> None:
         """Drop the policy of a pool that is gone."""
         self._policies.pop(pool, None)
+        self._published.pop(pool, None)
 
     @staticmethod
     def known() -> list[str]:
@@ -68,6 +71,26 @@ class Decider:
         except Exception as error:
             return self._least_loaded(request, overlap, fleet, error)
         return Decision(ranked, "retry" if retry else _reason(request, overlap, fleet, ranked[0]))
+
+    def ended(self, request: Request, fleet: Fleet, outcome: Ended) -> None:
+        """Tell the policy what became of a request, if it wants to know, and publish what it concludes."""
+        policy = self._policies.get(fleet.pool)
+        ended = getattr(policy, "ended", None)
+        if policy is None or ended is None:
+            return
+        try:
+            regret_s: float | None = ended(request, fleet, outcome)
+        except Exception as error:
+            self._failed(error)
+            return
+        if regret_s is not None:
+            self._meter.observe("warmfront_regret_seconds", (fleet.pool,), regret_s)
+            self._publish(fleet.pool)
+
+    def guarded(self, pool: str) -> Guarded | None:
+        """Return the state of a pool's guard; `None`: its policy has none."""
+        guarded: Any = getattr(self._policies.get(pool), "guarded", None)
+        return None if guarded is None else guarded()
 
     def explain(
         self, request: Request, overlap: Overlap, fleet: Fleet
@@ -101,11 +124,30 @@ class Decider:
             raise ValueError(f"policy {self._config.name} chose a slot twice")
         return ranked
 
-    def _least_loaded(self, request: Request, overlap: Overlap, fleet: Fleet, error: Exception) -> Decision:
+    def _publish(self, pool: str) -> None:
+        guarded = self.guarded(pool)
+        if guarded is None:
+            return
+        state = (guarded.credit, guarded.gain_s, guarded.rivals)
+        if state == self._published.get(pool):
+            return
+        names = ("warmfront_affinity_credit", "warmfront_affinity_gain_seconds", "warmfront_affinity_sentinels")
+        for name, value in zip(names, state, strict=True):
+            self._meter.set(name, (pool,), value)
+        before = self._published.get(pool, (1.0, 0.0, 0))[0]
+        if before != guarded.credit:
+            verdict = "loses to load alone" if guarded.credit < before else "pays again, or is tried again"
+            logger.warning("pool %s: cache affinity %s; its credit is now %g", pool, verdict, guarded.credit)
+        self._published[pool] = state
+
+    def _failed(self, error: Exception) -> None:
         self.errors += 1
         self._meter.count("warmfront_policy_errors_total", (), 1)
         if self.errors & (self.errors - 1) == 0:  # 1st, 2nd, 4th, 8th …: a broken policy fails for every request
             logger.error("policy %s failed (%d times so far)", self._config.name, self.errors, exc_info=error)
+
+    def _least_loaded(self, request: Request, overlap: Overlap, fleet: Fleet, error: Exception) -> Decision:
+        self._failed(error)
         return Decision(choices(by_load(fleet, fleet.eligible), request, overlap, fleet), POLICY_ERROR)
 
 

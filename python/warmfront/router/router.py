@@ -22,7 +22,7 @@ from warmfront.policy.base import no_overlap
 from warmfront.router.accuracy import Accuracy
 from warmfront.router.answers import State, answer
 from warmfront.router.deciding import Decider, Decision
-from warmfront.router.fleet import Flight, Pool, padded
+from warmfront.router.fleet import Flight, Pool, outcome, padded
 from warmfront.router.flow import Flow, Waiting
 from warmfront.router.index import Index
 from warmfront.router.meter import Meter, NullMeter
@@ -163,7 +163,7 @@ class Router:
             self._stray("finished")
             return
         slot = flight.slot
-        self._end(event.id)
+        self._end(event.id, event)
         if slot is not None and slot == event.slot and 200 <= event.status < 300:
             self._learn(pool, flight, slot, event)
 
@@ -242,10 +242,12 @@ class Router:
         pool = self._pool_of.get(request_id)
         return pool, None if pool is None else pool.flights.get(request_id)
 
-    def _end(self, request_id: RequestId) -> bool:
+    def _end(self, request_id: RequestId, answer: Finished | None = None) -> bool:
         pool = self._pool_of.pop(request_id, None)
         if pool is None:
             return False
+        flight = pool.flights[request_id]
+        self._decider.ended(flight.request, pool.fleet, outcome(flight, self._now_s, answer))
         pool.end(request_id)
         self._index.release(request_id)
         return True
