@@ -6,12 +6,13 @@ use pyo3::types::PyBytes;
 use warmfront_core::config::CoreConfig;
 use warmfront_core::error::CoreError;
 use warmfront_core::log;
+use warmfront_core::overlap::PoolOverlap;
 use warmfront_core::runtime::Service;
 
 use crate::errors::{detached, to_py};
 
 /// Columns of `warmfront.types.Overlap`, in its field order.
-type Columns =
+pub(crate) type Columns =
     (Vec<u32>, Vec<u32>, Vec<u32>, Vec<u32>, Vec<u32>, Vec<u64>, Vec<u64>, Vec<u64>, Vec<u64>, Vec<f64>, Option<u64>);
 
 /// Both queues of a running data process. All methods may be called from one thread at a time only.
@@ -49,20 +50,7 @@ impl Port {
 
     /// What each replica of the request's pool holds of its prompt. Keeps the GIL: microseconds.
     fn overlap(&self, id: u64) -> PyResult<Columns> {
-        let found = self.service.overlap(id).map_err(to_py)?;
-        Ok((
-            found.device,
-            found.confirmed,
-            found.host,
-            found.disk,
-            found.active,
-            found.active_tokens,
-            found.resident_tokens,
-            found.evicted_blocks,
-            found.regretted_blocks,
-            found.age_s,
-            found.frontier_key,
-        ))
+        self.service.overlap(id).map(columns).map_err(to_py)
     }
 
     /// Notes that `slot` will hold the request's prompt.
@@ -100,4 +88,20 @@ impl Port {
 
 fn borrowed(labels: &[PyBackedStr]) -> Vec<&str> {
     labels.iter().map(|label| &**label).collect()
+}
+
+pub(crate) fn columns(found: PoolOverlap) -> Columns {
+    (
+        found.device,
+        found.confirmed,
+        found.host,
+        found.disk,
+        found.active,
+        found.active_tokens,
+        found.resident_tokens,
+        found.evicted_blocks,
+        found.regretted_blocks,
+        found.age_s,
+        found.frontier_key,
+    )
 }

@@ -32,9 +32,10 @@ class Decision(NamedTuple):
 class Decider:
     """The configured policy, one instance for each pool."""
 
-    def __init__(self, config: PolicyConfig, meter: Meter) -> None:
+    def __init__(self, config: PolicyConfig, meter: Meter, policies: registry.PolicyFactory | None = None) -> None:
+        """Use `policies` to make policies, instead of what the registry has under the configured name."""
         self._config = config
-        self._factory = registry.factory(config.name)
+        self._factory = policies or registry.factory(config.name)
         self._meter = meter
         self._policies: dict[str, Policy] = {}
         self._published: dict[str, tuple[float, float, int]] = {}

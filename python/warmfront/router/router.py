@@ -19,6 +19,7 @@ import msgspec
 from warmfront.config import Config, RouterConfig
 from warmfront.errors import NoReplicaError, QueueTimeoutError, ShedError, UpstreamConnectError
 from warmfront.policy.base import no_overlap
+from warmfront.policy.registry import PolicyFactory
 from warmfront.router.accuracy import Accuracy
 from warmfront.router.answers import State, answer
 from warmfront.router.deciding import Decider, Decision
@@ -56,13 +57,21 @@ logger = logging.getLogger(__name__)
 class Router:
     """All pools, what is in flight, and who waits. Used from one thread."""
 
-    def __init__(self, config: RouterConfig, index: Index, *, meter: Meter | None = None) -> None:
+    def __init__(
+        self,
+        config: RouterConfig,
+        index: Index,
+        *,
+        meter: Meter | None = None,
+        policies: PolicyFactory | None = None,
+    ) -> None:
         """Start with an empty fleet; the first `FleetChanged` fills it.
 
         Args:
             config: Validated.
             index: Of the core, or the reference.
             meter: Receives the router's own metrics.
+            policies: Makes the policy of each pool, instead of the registry, until the configuration changes.
 
         Raises:
             ConfigError: The policy's name is not known.
@@ -70,7 +79,7 @@ class Router:
         self._config = config
         self._index = index
         self._meter = meter or NullMeter()
-        self._decider = Decider(config.policy, self._meter)
+        self._decider = Decider(config.policy, self._meter, policies)
         self._flow = Flow(config.flow)
         self._pools: dict[str, Pool] = {}
         self._pool_of: dict[RequestId, Pool] = {}
