@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from support.routing import PlainIndex, World, replica
 from warmfront.policy.marginal_cost import MarginalCost
+from warmfront.policy.prices import TIE_S
 from warmfront.router.fleet import padded
 from warmfront.types import EngineLoad, Slot
 
-SLOTS = 6
+SLOTS = 12
 
 
 def random_world(draw: st.DataObject) -> World:
@@ -60,7 +61,7 @@ def test_terms_add_up_to_the_very_cost_that_decides(draw: st.DataObject) -> None
         turn=draw.draw(st.integers(0, 9)),
     )
     pool = world.router._pools["m"]
-    policy = world.router._decider._policy(pool.fleet)
+    policy = world.router._decider._policy(pool.fleet)[0]
     assert isinstance(policy, MarginalCost)
     overlap = padded(world.index.overlap(asked), pool.fleet.slots)
     explained = {cost.slot: cost for cost in policy.explain(asked, overlap, pool.fleet)}
@@ -68,10 +69,12 @@ def test_terms_add_up_to_the_very_cost_that_decides(draw: st.DataObject) -> None
     for cost in explained.values():
         assert math.isclose(sum(term.value for term in cost.terms), cost.total, rel_tol=1e-12)
         assert all(term.value >= 0 for term in cost.terms)
-    used = policy._evaluate(asked, overlap, pool.fleet, seen_s=None, details=None)
-    assert len(used) >= pool.fleet.choices_max
-    for total, slot, cached_tokens, *_ in used:
-        assert total == explained[slot].total
-        assert cached_tokens == explained[slot].cached_tokens
-    cheapest = sorted(cost.total for cost in explained.values())[: pool.fleet.choices_max]
-    assert sorted(row[0] for row in used)[: pool.fleet.choices_max] == cheapest
+    count = pool.fleet.choices_max
+    used = policy._evaluation(asked, overlap, pool.fleet)._pruned(pool.fleet.eligible, count)
+    assert len(used) >= count
+    for cost in used:
+        assert cost.total_s == explained[cost.slot].total
+        assert cost.cached_tokens == explained[cost.slot].cached_tokens
+    totals = sorted(cost.total for cost in explained.values())
+    within_tie = [total for total in totals if total <= totals[count - 1] + TIE_S]
+    assert sorted(cost.total_s for cost in used)[: len(within_tie)] == within_tie

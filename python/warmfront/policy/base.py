@@ -130,10 +130,12 @@ class Fleet:
 
     def total(self, column: list[float] | list[int]) -> float:
         """Sum a column over the eligible slots."""
-        return sum(column if len(self.eligible) == self.slots else compress(column, self.is_eligible))
+        return sum(column if len(self.eligible) == len(self.id) else compress(column, self.is_eligible))
 
     def deepest(self, column: list[int]) -> int:
         """Return the largest value of a column of an overlap among the eligible slots."""
+        if len(self.eligible) == len(self.id) == len(column):
+            return max(column, default=0)
         return max(compress(column, self.is_eligible), default=0)
 
     def decay(self) -> float:

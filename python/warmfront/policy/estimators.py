@@ -55,7 +55,8 @@ class Credit:
         """Return the row for an age; negative means never sent."""
         if age_s < 0:
             return AGE_BUCKETS
-        return min(AGE_BUCKETS - 1, int(age_s * 4.0).bit_length())
+        bucket = int(age_s * 4.0).bit_length()
+        return bucket if bucket < AGE_BUCKETS else AGE_BUCKETS - 1
 
     def learn(self, bucket: int, *, exact: bool, predicted_tokens: int, reported_tokens: int) -> None:
         """Compare one answer with its prediction. More than predicted counts as all of it."""
@@ -104,8 +105,9 @@ class Regret:
         if self._followed_s is not None and now_s - self._followed_s < REGRET_INTERVAL_S:
             return
         self._followed_s = now_s
-        for slot, counters in enumerate(zip(evicted, regretted, strict=True)):
-            before = self._seen[slot]
+        # An overlap may have rows for slots that are not known here yet.
+        rows = zip(self._seen.copy(), zip(evicted, regretted, strict=True), strict=False)
+        for slot, (before, counters) in enumerate(rows):
             if before is not None and counters[0] < before[0]:
                 continue
             self._seen[slot] = counters
@@ -137,9 +139,9 @@ class Continuation:
 
     def arrived(self, turn: int) -> None:
         """Count a request at `turn` as successor of one at the turn before."""
-        bucket = min(turn, TURN_BUCKETS - 1)
+        bucket = turn if turn < TURN_BUCKETS else TURN_BUCKETS - 1
         if turn > 0:
-            self._successors[min(turn - 1, TURN_BUCKETS - 1)] += 1.0
+            self._successors[turn - 1 if turn <= TURN_BUCKETS else TURN_BUCKETS - 1] += 1.0
         self._requests[bucket] = CONTINUATION_FORGET * self._requests[bucket] + 1.0
         self._successors[bucket] *= CONTINUATION_FORGET
         self._arrivals += 1
@@ -212,7 +214,9 @@ class Learned:
     def expected_output_tokens(self, output_tokens_max: int | None) -> float:
         """ô of one request: never more than it asked for."""
         expected = max(OUTPUT_TOKENS_MIN, self.output_tokens)
-        return expected if output_tokens_max is None else min(expected, float(output_tokens_max))
+        if output_tokens_max is None or output_tokens_max > expected:
+            return expected
+        return float(output_tokens_max)
 
     def dispatched(self, slot: Slot, now_s: float, *, new_tokens: float, alone: bool, usable: bool) -> None:
         """Note the start of a prefill; `alone` when nothing else is pending there.

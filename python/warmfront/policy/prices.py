@@ -1,11 +1,11 @@
 """Fixed prices of the cost policy that are neither learned nor the operator's, and the table that explains costs.
 
-The order of `TERMS` is the order in which `MarginalCost` adds them up.
+The order of `TERMS` is the order in which `Evaluation.costs` adds them up.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from msgspec import Struct
 
 from warmfront.policy.base import ReplicaCost, Term
 from warmfront.types import Request, Slot
@@ -31,9 +31,10 @@ PREFIXES_MAX = 65_536
 """Prefixes whose rate is remembered; the one asked for longest ago goes first."""
 
 
-class Costs(NamedTuple):
+class Costs(Struct, frozen=True, gc=False):
     """All that one evaluation computed for one replica. Seconds unless the name says otherwise."""
 
+    total_s: float
     slot: Slot
     cached_tokens: int
     waiting_s: float
@@ -43,7 +44,6 @@ class Costs(NamedTuple):
     memory_s: float
     future_s: float
     withheld_s: float
-    total_s: float
     blind_s: float
     new_tokens: float
     own_prefill_s: float
@@ -58,20 +58,16 @@ class Costs(NamedTuple):
     adapter_load_s: float
     weight: float
 
-    def row(self) -> tuple[float, Slot, int, float, float, float, float, float, float]:
-        """Return what a decision keeps of it, as `policy.watch.Row`."""
-        cost_s = self.waiting_s + self.prefill_s + self.eviction_s + self.decode_s + self.memory_s
-        return (
-            self.total_s,
-            self.slot,
-            self.cached_tokens,
-            cost_s + (self.own_prefill_s - self.paid_prefill_s) * self.price,
-            cost_s + self.future_s,
-            self.blind_s,
-            self.price,
-            self.waiting_s,
-            self.own_prefill_s,
-        )
+    @property
+    def trusting_s(self) -> float:
+        """The cost with full credit."""
+        return self.total_s - self.withheld_s
+
+    @property
+    def single_s(self) -> float:
+        """The cost of this request alone: nothing withheld, no later turns, no investment in a copy."""
+        unshared_s = (self.own_prefill_s - self.paid_prefill_s) * self.price
+        return self.total_s - self.withheld_s - self.future_s + unshared_s
 
     def explained(self) -> ReplicaCost:
         """Return the costs as named terms and factors."""

@@ -1,24 +1,23 @@
 """Between the cost policy and its guard: who would have chosen what, what was expected, what came of it.
 
-One object per pool. A decision passes through in three steps: `evaluated` and `considered` while it is made, `placed`
-once it stands, `ended` when the request is over. Only the last two change anything that lasts, so explanations may make
-decisions that never stand.
+One object per pool. A decision passes through in three steps: `considered` while it is made, `placed` once it stands,
+`ended` when the request is over. Only the last two change anything that lasts, so explanations may make decisions that
+never stand.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from operator import attrgetter
+
 from warmfront.config import PolicyConfig
 from warmfront.policy.base import Ended, Fleet, Guarded
 from warmfront.policy.guard import Guard
-from warmfront.policy.prices import TIE_S, decode_share
+from warmfront.policy.prices import TIE_S, Costs, decode_share
 from warmfront.policy.regret import Bet, regret_s
 from warmfront.types import Request, RequestId, Slot
 
-Row = tuple[float, Slot, int, float, float, float, float, float, float]
-"""One evaluated replica: cost that ranks it, slot, predicted cached tokens, cost of this request alone (no later turns,
-no investment in a copy), cost with full credit, cost by load alone, price of prefill, wait, own prefill. A plain tuple,
-since every decision makes several."""
-_COST, _FULL_CREDIT, _LOAD_ALONE = 3, 4, 5
+_by_load, _by_cache = attrgetter("blind_s"), attrgetter("trusting_s")
 
 
 class Watch:
@@ -30,9 +29,8 @@ class Watch:
         self._token_weight = config.cost.ttft_target_s / config.cost.tpot_target_s
         self._bets: dict[RequestId, Bet] = {}
         """By request in flight."""
-        self._best_by_load: Row | None = None
-        self._best_by_cache: Row | None = None
-        self._first: Row | None = None
+        self._first: Costs | None = None
+        self._alternative: Costs | None = None
         self._differs = self._by_rival = False
         self._decisions = self._differing = 0
 
@@ -41,47 +39,53 @@ class Watch:
         """Part of the cache's advantage that counts."""
         return self._guard.credit
 
-    def evaluated(self, best_by_load: Row | None, best_by_cache: Row | None) -> None:
-        """Remember which replica load alone would choose, and which one full credit would if it is not in force."""
-        self._best_by_load, self._best_by_cache = best_by_load, best_by_cache
+    def considered(self, request: Request, fleet: Fleet, costs: Sequence[Costs], ranked: list[Costs]) -> list[Costs]:
+        """Look at a decision before it stands.
 
-    def considered(self, request: Request, ranked: list[Row]) -> list[Row]:
-        """Put the rival's choice first when it is the rival's turn."""
-        self._first, self._differs, self._by_rival = ranked[0], False, False
-        if not self.enabled or not request.stream or request.route == "load" or request.basis == "none":
+        Args:
+            request: To be placed.
+            fleet: Columns.
+            costs: Of all replicas that either rule might choose.
+            ranked: By the rule in force.
+
+        Returns:
+            The same, with the rival's choice in front when it is the rival's turn.
+        """
+        first = self._first = ranked[0]
+        self._differs = self._by_rival = False
+        by_load = self._alternative = _cheapest(costs, fleet, _by_load)
+        if not request.stream or request.route == "load" or request.basis == "none":
             return ranked
-        guard = self._guard
-        rival, measure = (
-            (self._best_by_load, _LOAD_ALONE) if guard.rival == "load" else (self._best_by_cache, _FULL_CREDIT)
-        )
-        if rival is None or rival[measure] + TIE_S >= ranked[0][measure]:
-            return ranked
-        self._differs = True
-        if not guard.is_rivals_turn:
+        if self._guard.rival == "load":
+            rival, gain_s = by_load, first.blind_s - by_load.blind_s
+        else:
+            rival = _cheapest(costs, fleet, _by_cache)
+            gain_s = first.trusting_s - rival.trusting_s
+        self._differs = gain_s > TIE_S
+        if not self._differs or not self._guard.is_rivals_turn:
             return ranked
         self._first, self._by_rival = rival, True
-        return [rival, *(row for row in ranked if row[1] != rival[1])]
+        return [rival, *(cost for cost in ranked if cost.slot != rival.slot)]
 
     def placed(self, request: Request, fleet: Fleet, slot: Slot) -> None:
-        """Note what is expected of a decision."""
-        first, alternative = self._first, self._best_by_load
-        if not self.enabled or first is None or first[1] != slot:
+        """Note what is expected of a decision that stands."""
+        first, alternative = self._first, self._alternative
+        if first is None or alternative is None or first.slot != slot:
             return
-        if alternative is None or alternative[_LOAD_ALONE] + TIE_S >= first[_LOAD_ALONE]:
+        if alternative.blind_s + TIE_S >= first.blind_s:
             alternative = first
         learned = fleet.learned
-        _, _, _, cost_s, _, _, price, waiting_s, prefill_s = first
         self._decisions += 1
         self._differing += self._differs
         self._bets[request.id] = Bet(
             slot,
             self._guard.entered(fleet.rng) if self._differs else None,
             self._by_rival,
-            cost_s,
-            alternative[_COST],
-            waiting_s,
-            prefill_s,
-            price,
+            first.single_s,
+            alternative.single_s,
+            first.waiting_s,
+            first.own_prefill_s,
+            first.price,
             fleet.next_step_s[slot] + learned.decode.per_token[slot] * request.prompt_tokens,
             self._token_weight * decode_share(request, learned.output_tokens),
         )
@@ -110,3 +114,11 @@ class Watch:
             rivals=guard.rivals,
             alarms=guard.alarms,
         )
+
+
+def _cheapest(costs: Sequence[Costs], fleet: Fleet, measure: Callable[[Costs], float]) -> Costs:
+    """Return the cheapest; among equals the one unused for longest."""
+    cheapest = min(costs, key=measure)
+    least_s = measure(cheapest)
+    equals = [cost for cost in costs if measure(cost) == least_s]
+    return cheapest if len(equals) == 1 else min(equals, key=lambda cost: fleet.last_used[cost.slot])

@@ -7,19 +7,28 @@ names that may not be named, is counted, and that request goes to the least load
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from warmfront.config import PolicyConfig
 from warmfront.policy import registry
 from warmfront.policy.base import Ended, Fleet, Guarded, Policy, ReplicaCost, capped_tokens
 from warmfront.policy.baselines import by_load, choices
+from warmfront.router.fleet import Flight, outcome
 from warmfront.router.meter import Meter
-from warmfront.types import Choice, Overlap, Request
+from warmfront.types import Choice, Finished, Overlap, Request, Slot
 
 logger = logging.getLogger(__name__)
 
 POLICY_ERROR = "policy_error"
+
+
+class _Known(NamedTuple):
+    """A policy with its optional methods that follow decisions."""
+
+    policy: Policy
+    chosen: Callable[[Request, Overlap, Fleet, Slot], None] | None
+    ended: Callable[[Request, Fleet, Ended], float | None] | None
 
 
 class Decision(NamedTuple):
@@ -37,7 +46,8 @@ class Decider:
         self._config = config
         self._factory = policies or registry.factory(config.name)
         self._meter = meter
-        self._policies: dict[str, Policy] = {}
+        self._policies: dict[str, _Known] = {}
+        """By pool."""
         self._published: dict[str, tuple[float, float, int]] = {}
         """What was last published of each pool's guard."""
         self.errors = 0
@@ -63,24 +73,23 @@ class Decider:
     def decide(self, request: Request, overlap: Overlap, fleet: Fleet, *, retry: bool) -> Decision | None:
         """Choose, and let the policy take note of it. `None`: the policy wants to hold the request."""
         try:
-            ranked = self._choose(request, overlap, fleet)
+            known = self._policy(fleet)
+            ranked = self._choose(known.policy, request, overlap, fleet)
             if not ranked:
                 return None
-            chosen = getattr(self._policy(fleet), "chosen", None)
-            if chosen is not None:
-                chosen(request, overlap, fleet, ranked[0].slot)
+            if known.chosen is not None:
+                known.chosen(request, overlap, fleet, ranked[0].slot)
         except Exception as error:
             return self._least_loaded(request, overlap, fleet, error)
         return Decision(ranked, "retry" if retry else _reason(request, overlap, fleet, ranked[0]))
 
-    def ended(self, request: Request, fleet: Fleet, outcome: Ended) -> None:
+    def ended(self, flight: Flight, fleet: Fleet, now_s: float, answer: Finished | None) -> None:
         """Tell the policy what became of a request, if it wants to know, and publish what it concludes."""
-        policy = self._policies.get(fleet.pool)
-        ended = getattr(policy, "ended", None)
-        if policy is None or ended is None:
+        known = self._policies.get(fleet.pool)
+        if known is None or known.ended is None:
             return
         try:
-            regret_s: float | None = ended(request, fleet, outcome)
+            regret_s = known.ended(flight.request, fleet, outcome(flight, now_s, answer))
         except Exception as error:
             self._failed(error)
             return
@@ -89,9 +98,11 @@ class Decider:
             self._publish(fleet.pool)
 
     def guarded(self, pool: str) -> Guarded | None:
-        """Return the state of a pool's guard; `None`: its policy has none."""
-        guarded: Any = getattr(self._policies.get(pool), "guarded", None)
-        return None if guarded is None else guarded()
+        """Return the state of a pool's guard; `None`: its policy has none, or has decided nothing."""
+        known = self._policies.get(pool)
+        guarded: Any = None if known is None else getattr(known.policy, "guarded", None)
+        state: Guarded | None = None if guarded is None else guarded()
+        return state if state is not None and state.decisions else None
 
     def explain(
         self, request: Request, overlap: Overlap, fleet: Fleet
@@ -101,27 +112,31 @@ class Decider:
             return [], None
         state = fleet.rng.getstate()
         try:
-            explain: Any = getattr(self._policy(fleet), "explain", None)
+            policy = self._policy(fleet).policy
+            explain: Any = getattr(policy, "explain", None)
             costs = [] if explain is None else explain(request, overlap, fleet)
-            ranked = self._choose(request, overlap, fleet)
+            ranked = self._choose(policy, request, overlap, fleet)
         except Exception as error:
             return [], self._least_loaded(request, overlap, fleet, error)
         finally:
             fleet.rng.setstate(state)
         return costs, Decision(ranked, _reason(request, overlap, fleet, ranked[0])) if ranked else None
 
-    def _policy(self, fleet: Fleet) -> Policy:
-        policy = self._policies.get(fleet.pool)
-        if policy is None:
-            policy = self._policies[fleet.pool] = self._factory(self._config)
-        return policy
+    def _policy(self, fleet: Fleet) -> _Known:
+        known = self._policies.get(fleet.pool)
+        if known is None:
+            policy = self._factory(self._config)
+            known = _Known(policy, getattr(policy, "chosen", None), getattr(policy, "ended", None))
+            self._policies[fleet.pool] = known
+        return known
 
-    def _choose(self, request: Request, overlap: Overlap, fleet: Fleet) -> list[Choice]:
-        ranked = list(self._policy(fleet).choose(request, overlap, fleet)[: fleet.choices_max])
-        for choice in ranked:
-            if not 0 <= choice.slot < fleet.slots or not fleet.is_eligible[choice.slot]:
-                raise ValueError(f"policy {self._config.name} chose slot {choice.slot}, which may not be chosen")
-        if len({choice.slot for choice in ranked}) != len(ranked):
+    def _choose(self, policy: Policy, request: Request, overlap: Overlap, fleet: Fleet) -> list[Choice]:
+        ranked = list(policy.choose(request, overlap, fleet)[: fleet.choices_max])
+        slots, is_eligible = [choice.slot for choice in ranked], fleet.is_eligible
+        for slot in slots:
+            if not 0 <= slot < len(is_eligible) or not is_eligible[slot]:
+                raise ValueError(f"policy {self._config.name} chose slot {slot}, which may not be chosen")
+        if len(set(slots)) != len(slots):
             raise ValueError(f"policy {self._config.name} chose a slot twice")
         return ranked
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from random import Random
 
@@ -18,7 +17,7 @@ from warmfront.config import CostConfig
 from warmfront.policy.adapters import Adapters
 from warmfront.policy.affinity import stable_hash
 from warmfront.policy.base import RATE_WINDOW_S, REBASE_AFTER_S, Ended, Fleet
-from warmfront.policy.estimators import Credit, Learned
+from warmfront.policy.estimators import AGE_BUCKETS, Credit, Learned
 from warmfront.router.accuracy import Accuracy
 from warmfront.router.flow import Waiting
 from warmfront.types import Choice, Finished, Overlap, PoolState, ReplicaState, Request, RequestId, Slot
@@ -37,12 +36,15 @@ class Flight:
     attempts: int
     tried: list[Slot]
     """Replicas that could not be reached in earlier attempts."""
-    predicted: dict[Slot, int]
-    """Cached tokens expected at each choice."""
-    ages_s: dict[Slot, float]
+    choices: list[Choice]
+    ages_s: list[float]
     """Seconds since the prefix was last sent to each choice, before this dispatch."""
     slot: Slot | None = None
     """Row that is charged; `None`: the replica is gone."""
+    predicted_tokens: int = 0
+    """Cached tokens expected there."""
+    credit_bucket: int = AGE_BUCKETS
+    """Row of the reuse credit that this expectation was weighed with."""
     sent_s: float = 0.0
     first_token_s: float | None = None
     is_prefilling: bool = False
@@ -214,21 +216,15 @@ class Pool:
 
     # -- what is in flight
 
-    def dispatch(self, waiting: Waiting, choices: Iterable[Choice], overlap: Overlap, now_s: float) -> None:
+    def dispatch(self, waiting: Waiting, choices: list[Choice], overlap: Overlap, now_s: float) -> None:
         """Charge the first choice of a request."""
-        ranked = list(choices)
-        flight = Flight(
-            request=waiting.request,
-            attempts=waiting.attempts + 1,
-            tried=waiting.tried,
-            predicted={choice.slot: choice.cached_tokens for choice in ranked},
-            ages_s={choice.slot: overlap.age_s[choice.slot] for choice in ranked},
-        )
+        ages_s = [overlap.age_s[choice.slot] for choice in choices]
+        flight = Flight(waiting.request, waiting.attempts + 1, waiting.tried, choices, ages_s)
         self.flights[waiting.request.id] = flight
         self._active_tokens = overlap.active_tokens
         if waiting.request.route == "prefix" and waiting.request.basis != "none":
             self.fleet.learned.regret.follow(now_s, overlap.evicted_blocks, overlap.regretted_blocks)
-        self._charge(flight, ranked[0].slot, now_s)
+        self._charge(flight, choices[0].slot, now_s)
 
     def move(self, flight: Flight, slot: Slot, now_s: float) -> bool:
         """Charge another choice instead; return whether its replica is there."""
@@ -291,36 +287,35 @@ class Pool:
                 )
                 self._changed(slot)
 
-    def credit_bucket(self, flight: Flight, slot: Slot) -> int:
-        """Return the row of the reuse credit that predicted this flight."""
-        return Credit.bucket(flight.ages_s.get(slot, -1.0))
-
     def _charge(self, flight: Flight, slot: Slot, now_s: float) -> None:
         fleet, learned, request = self.fleet, self.fleet.learned, flight.request
         fleet.now_s = now_s
-        factor = learned.credit.factor[fleet.exact[slot]][self.credit_bucket(flight, slot)]
-        cached_tokens = flight.predicted.get(slot, 0) * factor
+        _expect(flight, slot)
+        credit = learned.credit.factor[fleet.exact[slot]][flight.credit_bucket]
+        prompt_tokens = request.prompt_tokens
+        new_tokens = max(1, round(prompt_tokens - flight.predicted_tokens * credit))
+        prefill_s = learned.prefill.seconds(slot, new_tokens, prompt_tokens)
+        output_tokens = learned.expected_output_tokens(request.output_tokens_max)
+        context_tokens = prompt_tokens + 0.5 * output_tokens
         flight.slot, flight.sent_s, flight.first_token_s, flight.is_prefilling = slot, now_s, None, True
-        flight.new_tokens = max(1, round(request.prompt_tokens - cached_tokens))
-        flight.prefill_s = learned.prefill.seconds(slot, flight.new_tokens, request.prompt_tokens)
-        flight.output_tokens = learned.expected_output_tokens(request.output_tokens_max)
-        flight.context_tokens = request.prompt_tokens + 0.5 * flight.output_tokens
+        flight.new_tokens, flight.prefill_s = new_tokens, prefill_s
+        flight.output_tokens, flight.context_tokens = output_tokens, context_tokens
         alone = fleet.pending[slot] == 0
         if alone:
             fleet.busy_since_s[slot] = now_s
         usable = request.stream and not self._crowded(slot)
-        learned.dispatched(slot, now_s, new_tokens=flight.new_tokens, alone=alone, usable=usable)
+        learned.dispatched(slot, now_s, new_tokens=new_tokens, alone=alone, usable=usable)
         if request.adapter is not None:
             fleet.adapters.used(slot, request.adapter, now_s)
-        flight.weight = fleet.weight_of(request.priority)
+        flight.weight = weight = fleet.weight_of(request.priority)
         fleet.in_flight[slot] += 1
-        self._weights[slot] = self._weights.get(slot, 0.0) + flight.weight
+        self._weights[slot] = self._weights.get(slot, 0.0) + weight
         fleet.pending[slot] += 1
-        fleet.pending_weight[slot] += flight.weight
-        fleet.pending_tokens[slot] += flight.new_tokens
-        fleet.pending_s[slot] += flight.prefill_s
-        fleet.context_tokens[slot] += flight.context_tokens
-        fleet.output_tokens[slot] += flight.output_tokens
+        fleet.pending_weight[slot] += weight
+        fleet.pending_tokens[slot] += new_tokens
+        fleet.pending_s[slot] += prefill_s
+        fleet.context_tokens[slot] += context_tokens
+        fleet.output_tokens[slot] += output_tokens
         fleet.dispatches += 1
         fleet.last_used[slot] = fleet.dispatches
         self._count_rates(slot, flight, now_s)
@@ -342,9 +337,9 @@ class Pool:
         self.touched.add(slot)
         fleet, decode = self.fleet, self.fleet.learned.decode
         fleet.requests[slot] = requests = fleet.in_flight[slot] + fleet.foreign[slot]
-        fleet.weight[slot] = self._weights.get(slot, 0.0) + fleet.foreign[slot]
+        fleet.weight[slot] = weight = self._weights.get(slot, 0.0) + fleet.foreign[slot]
         fleet.next_step_s[slot] = decode.seconds(slot, requests + 1.0, fleet.context_tokens[slot])
-        fleet.next_step_token_s[slot] = decode.per_token[slot] * (fleet.weight[slot] + 1.0)
+        fleet.next_step_token_s[slot] = decode.per_token[slot] * (weight + 1.0)
 
     def _count_rates(self, slot: Slot, flight: Flight, now_s: float) -> None:
         fleet = self.fleet
@@ -362,8 +357,11 @@ class Pool:
         fleet = self.fleet
         fleet.pending[slot] -= 1
         fleet.pending_tokens[slot] -= flight.new_tokens
-        for column, amount in ((fleet.pending_s, flight.prefill_s), (fleet.pending_weight, flight.weight)):
-            column[slot] = max(0.0, column[slot] - amount) if fleet.pending[slot] else 0.0
+        if fleet.pending[slot]:
+            fleet.pending_s[slot] = max(0.0, fleet.pending_s[slot] - flight.prefill_s)
+            fleet.pending_weight[slot] = max(0.0, fleet.pending_weight[slot] - flight.weight)
+        else:
+            fleet.pending_s[slot] = fleet.pending_weight[slot] = 0.0
         if not flight.request.stream:
             self._hidden[slot] -= 1
         flight.is_prefilling = False
@@ -377,15 +375,23 @@ class Pool:
             fleet.learned.abandoned(slot, last=fleet.pending[slot] == 1)
             self._release_prefill(flight, slot)
         fleet.in_flight[slot] -= 1
-        idle = fleet.in_flight[slot] == 0
-        for column, amount in (
-            (fleet.context_tokens, flight.context_tokens),
-            (fleet.output_tokens, flight.output_tokens),
-        ):
-            column[slot] = 0.0 if idle else max(0.0, column[slot] - amount)
-        self._weights[slot] = 0.0 if idle else max(0.0, self._weights[slot] - flight.weight)
+        if fleet.in_flight[slot]:
+            fleet.context_tokens[slot] = max(0.0, fleet.context_tokens[slot] - flight.context_tokens)
+            fleet.output_tokens[slot] = max(0.0, fleet.output_tokens[slot] - flight.output_tokens)
+            self._weights[slot] = max(0.0, self._weights[slot] - flight.weight)
+        else:
+            fleet.context_tokens[slot] = fleet.output_tokens[slot] = self._weights[slot] = 0.0
         flight.slot = None
         self._changed(slot)
+
+
+def _expect(flight: Flight, slot: Slot) -> None:
+    """Note what was predicted for `slot`: nothing, when it was no choice."""
+    flight.predicted_tokens, flight.credit_bucket = 0, AGE_BUCKETS
+    for choice, age_s in zip(flight.choices, flight.ages_s, strict=True):
+        if choice.slot == slot:
+            flight.predicted_tokens, flight.credit_bucket = choice.cached_tokens, Credit.bucket(age_s)
+            return
 
 
 def outcome(flight: Flight, now_s: float, answer: Finished | None) -> Ended:

@@ -11,6 +11,7 @@ an end may come twice. Such events are counted as strays and change nothing.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -23,7 +24,7 @@ from warmfront.policy.registry import PolicyFactory
 from warmfront.router.accuracy import Accuracy
 from warmfront.router.answers import State, answer
 from warmfront.router.deciding import Decider, Decision
-from warmfront.router.fleet import Flight, Pool, outcome, padded
+from warmfront.router.fleet import Flight, Pool, padded
 from warmfront.router.flow import Flow, Waiting
 from warmfront.router.index import Index
 from warmfront.router.meter import Meter, NullMeter
@@ -52,6 +53,9 @@ from warmfront.types import (
 )
 
 logger = logging.getLogger(__name__)
+
+PUBLISH_INTERVAL_S = 0.1
+"""Gauges are set no more often than this while events come, and at once when none do: a scrape sees no more."""
 
 
 class Router:
@@ -89,6 +93,7 @@ class Router:
         self._questions: list[Asked] = []
         self._refusals: list[Command] = []
         self._starved: set[str] = set()
+        self._published_s = -math.inf
         self._notes: dict[type[Any], Callable[[Any], None]] = {
             Arrived: self._arrived,
             Moved: self._moved,
@@ -114,24 +119,28 @@ class Router:
             Commands: exactly one `Dispatch` or `Shed` in all for each `Arrived` and each `Failed` that may be tried
             again, unless the client leaves first; one `Answered` for each `Asked`.
         """
+        notes = self._notes
         for event in events:
-            self._notes[type(event)](event)
+            notes[type(event)](event)
         for pool in self._pools.values():
             pool.fleet.now_s = self._now_s
             pool.assume_first_tokens(self._now_s)
         commands, self._refusals = self._refusals, []
-        commands += [self._shed(waiting, QueueTimeoutError.code) for waiting in self._flow.expired(self._now_s)]
-        for name in self._flow.pools():
-            self._serve(name, commands)
-        commands += [answer(question, self._state()) for question in self._questions]
-        self._questions.clear()
-        publish(self._meter, self._pools, self._flow)
+        if self._flow:
+            self._serve_waiting(commands)
+        if self._questions:
+            commands += [answer(question, self._state()) for question in self._questions]
+            self._questions.clear()
+        if not events or self._now_s - self._published_s >= PUBLISH_INTERVAL_S:
+            self._published_s = self._now_s
+            publish(self._meter, self._pools, self._flow)
         return commands
 
     # -- what happened
 
     def _at(self, time_s: float) -> None:
-        self._now_s = max(self._now_s, time_s)
+        if time_s > self._now_s:
+            self._now_s = time_s
 
     def _stray(self, kind: str) -> None:
         self._strays[kind] = self._strays.get(kind, 0) + 1
@@ -256,7 +265,7 @@ class Router:
         if pool is None:
             return False
         flight = pool.flights[request_id]
-        self._decider.ended(flight.request, pool.fleet, outcome(flight, self._now_s, answer))
+        self._decider.ended(flight, pool.fleet, self._now_s, answer)
         pool.end(request_id)
         self._index.release(request_id)
         return True
@@ -272,12 +281,15 @@ class Router:
         name = pool.fleet.id[slot]
         if usage is None or name is None or flight.request.route == "load":
             return
-        predicted = flight.predicted.get(slot, 0)
-        if not pool.accuracy.setdefault(name, Accuracy(name)).add(flight.request, predicted, usage):
+        predicted = flight.predicted_tokens
+        accuracy = pool.accuracy.get(name)
+        if accuracy is None:
+            accuracy = pool.accuracy[name] = Accuracy(name)
+        if not accuracy.add(flight.request, predicted, usage):
             return
         reported = usage.cached_tokens or 0
         learned.credit.learn(
-            pool.credit_bucket(flight, slot),
+            flight.credit_bucket,
             exact=pool.fleet.exact[slot],
             predicted_tokens=predicted,
             reported_tokens=reported,
@@ -287,6 +299,11 @@ class Router:
         self._meter.observe("warmfront_cached_tokens_error", (name,), reported - predicted)
 
     # -- what to do
+
+    def _serve_waiting(self, commands: list[Command]) -> None:
+        commands += [self._shed(waiting, QueueTimeoutError.code) for waiting in self._flow.expired(self._now_s)]
+        for name in self._flow.pools():
+            self._serve(name, commands)
 
     def _serve(self, name: str, commands: list[Command]) -> None:
         """Dispatch a pool's waiting requests in order until nothing can take the next one."""
@@ -300,8 +317,10 @@ class Router:
                 break
             commands.append(command)
         self._tell_starvation(pool)
-        code = ShedError.code if self._config.flow.queue_max else NoReplicaError.code
-        commands += [self._shed(waiting, code) for waiting in self._flow.overflowing(name)]
+        beyond = self._flow.overflowing(name)
+        if beyond:
+            code = ShedError.code if self._config.flow.queue_max else NoReplicaError.code
+            commands += [self._shed(waiting, code) for waiting in beyond]
 
     def _decide(self, waiting: Waiting, pool: Pool) -> Command | None:
         """Answer one request; `None` to hold it."""
