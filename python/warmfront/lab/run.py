@@ -232,9 +232,10 @@ class _Chosen:
 
     def figures(self) -> dict[str, float]:
         """Return the figures of the policy's guard, when it has one."""
-        guard = getattr(self._policy, "guard", None)
-        figures = getattr(guard, "figures", None)
-        return {} if figures is None else dict(figures())
+        guarded = getattr(self._policy, "guarded", None)
+        if guarded is None:
+            return {}
+        return {name: float(value) for name, value in msgspec.structs.asdict(guarded()).items()}
 
     def _pass(self, hook: str, request: Request, slot: Slot, now_s: float) -> None:
         told: Any = getattr(self._policy, hook, None)

@@ -38,6 +38,7 @@ class Evaluation:
         "deepest",
         "doubt",
         "fleet",
+        "found",
         "frontier",
         "full_paid",
         "full_prefill",
@@ -95,8 +96,9 @@ class Evaluation:
                 self.deepest = overlap.disk
         self.frontier = fleet.deepest(self.deepest)
         self.gain = self._copies_gain(prefix_rate) if prefix_rate and self.frontier else 0.0
+        self.found = self.frontier * self._frontier_credit() if self.gain else 0.0
         self.full_prefill = self._prefill_s(max(1.0, prompt_tokens))
-        self.full_paid = self._paid_s(0, self.full_prefill)
+        self.full_paid = self._paid_s(0, self.full_prefill, found=self.found)
         self.loads_s = fleet.adapters.loads_s(request.adapter, fleet.now_s)
         # What is the same for all replicas in the price of prefill work. Others count by their weight over our own.
         self.own_weight = own_weight = fleet.weight_of(request.priority)
@@ -139,6 +141,7 @@ class Evaluation:
         deepest, host, device, ages = self.deepest, self.host, overlap.device, overlap.age_s
         credits, bucket = learned.credit.factor, learned.credit.bucket
         frontier, gain, full_prefill, full_paid = self.frontier, self.gain, self.full_prefill, self.full_paid
+        warm_new = max(1.0, prompt_tokens - self.found)
         price_base, stall_own, price_max = self.price_base, self.stall_own, config.price_max
         arrivals_mean, busy_mean, own_decay = self.arrivals_mean, self.busy_mean, self.own_decay
         arrival_weight, busy_max, weight = self.arrival_weight, config.utilisation_max, self.decode_weight
@@ -172,7 +175,7 @@ class Evaluation:
                 own_prefill = scale * new * (alpha + beta * (prompt_tokens - 0.5 * new))
                 paid_prefill = own_prefill
                 if gain > 0.0 and depth < frontier:  # p̃: a new copy of a hot prefix is an investment
-                    warm = max(1.0, new - (frontier - depth))
+                    warm = warm_new if warm_new < new else new
                     warm_prefill = scale * warm * (alpha + beta * (prompt_tokens - 0.5 * warm))
                     paid_prefill = warm_prefill + (own_prefill - warm_prefill) / (1.0 + gain)
                 if depth > device[slot]:
@@ -338,7 +341,8 @@ class Evaluation:
         least = {}
         for depth in set(self.deepest):
             new = max(1.0, self.prompt_tokens - depth)
-            least[depth] = self._paid_s(depth, self._prefill_s(new)), unit * (new + self.session_tokens)
+            paid_s = self._paid_s(depth, self._prefill_s(new), found=self.frontier)
+            least[depth] = paid_s, unit * (new + self.session_tokens)
         return least
 
     def _eviction_least(self) -> float:
@@ -363,9 +367,22 @@ class Evaluation:
         """Seconds to compute `new` tokens at the end of the prompt, on a replica of scale 1."""
         return new * (self.alpha + self.beta * (self.prompt_tokens - 0.5 * new))
 
-    def _paid_s(self, depth: int, prefill_s: float) -> float:
-        """Return p̃ at scale 1 of a replica that holds the prompt down to `depth` and needs `prefill_s` for the rest."""
+    def _frontier_credit(self) -> float:
+        """Return the part of the deepest prefix that its holders are expected to find: a copy is worth no more."""
+        fleet, ages = self.fleet, self.overlap.age_s
+        credit = fleet.learned.credit
+        holders = [slot for slot in fleet.eligible if self.deepest[slot] == self.frontier]
+        return max([credit.factor[fleet.exact[slot]][credit.bucket(ages[slot])] for slot in holders])
+
+    def _paid_s(self, depth: int, prefill_s: float, *, found: float) -> float:
+        """Return p̃ at scale 1.
+
+        Args:
+            depth: Tokens that the replica holds.
+            prefill_s: To compute the rest there.
+            found: Tokens that a replica with the deepest prefix finds.
+        """
         if self.gain <= 0.0 or depth >= self.frontier:
             return prefill_s
-        warm_s = self._prefill_s(max(1.0, self.prompt_tokens - self.frontier))
+        warm_s = min(prefill_s, self._prefill_s(max(1.0, self.prompt_tokens - found)))
         return warm_s + (prefill_s - warm_s) / (1.0 + self.gain)
