@@ -61,7 +61,10 @@ def command_line() -> str:
     for name in cli.COMMANDS:
         command = cli.main.get_command(main, name)
         assert command is not None
-        parts += _help(click.Context(command, info_name=name, parent=main))
+        context = click.Context(command, info_name=name, parent=main)
+        parts += _help(context)
+        for part in command.commands.values() if isinstance(command, click.Group) else ():
+            parts += _help(click.Context(part, info_name=part.name, parent=context))
     return _page(parts)
 
 

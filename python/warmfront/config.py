@@ -261,6 +261,19 @@ class CostConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """Seconds a token of context in a decode step before anything was measured."""
 
 
+class GuardConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """The guard of `marginal_cost`: it measures whether cache affinity pays and lowers its credit where it does not."""
+
+    enabled: bool = True
+    """Unset it to choose by the cost alone, without comparing."""
+    share: Annotated[float, Meta(gt=0, le=0.2)] = 0.01
+    """Share of the decisions on which cost and load differ that is made by load, at random, to compare."""
+    margin: Annotated[float, Meta(ge=0, lt=1)] = 0.03
+    """Part of a request's usual cost by which load alone must be better before the credit is lowered."""
+    hold_s: Positive = 300.0
+    """Wait before a lowered credit is raised by a step without proof; doubles with each relapse, up to 16 times."""
+
+
 class PolicyConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """How a replica is chosen."""
 
@@ -273,6 +286,8 @@ class PolicyConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """`prefix_hash`: no replica takes more than this multiple of the mean load."""
     cost: CostConfig = CostConfig()
     """Constants of `marginal_cost`."""
+    guard: GuardConfig = GuardConfig()
+    """Whether affinity pays, measured."""
 
 
 class FlowConfig(Struct, frozen=True, forbid_unknown_fields=True):

@@ -8,6 +8,8 @@ from __future__ import annotations
 from warmfront._core import (
     Index,
     Port,
+    SimEngine,
+    SimFleet,
     Tokenizer,
     decode_batch,
     error_faces,
@@ -20,6 +22,8 @@ from warmfront._core import (
 __all__ = [
     "Index",
     "Port",
+    "SimEngine",
+    "SimFleet",
     "Tokenizer",
     "decode_batch",
     "error_faces",

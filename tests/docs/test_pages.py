@@ -50,4 +50,5 @@ def test_commands_on_a_page_exist_with_their_flags(page: Path) -> None:
 def flags(name: str) -> set[str]:
     command = main.get_command(click.Context(main), name)
     assert command is not None
-    return {option for parameter in command.params for option in parameter.opts} | {"--help"}
+    parts = command.commands.values() if isinstance(command, click.Group) else ()
+    return {option for part in (command, *parts) for parameter in part.params for option in parameter.opts} | {"--help"}

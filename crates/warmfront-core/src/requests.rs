@@ -16,6 +16,16 @@ use crate::fleet::FleetView;
 use crate::index::Index;
 use crate::mailbox::{RequestId, Slot};
 
+/// Requests whose prompts agree in so many leading tokens share a prefix key.
+const PREFIX_KEY_TOKENS: u32 = 256;
+
+/// The hash at [`PREFIX_KEY_TOKENS`] of a prompt's hashes by block size, or the last one of a shorter prompt.
+pub fn prefix_key(hashes: &[(u32, Arc<[SeqHash]>)]) -> u64 {
+    let Some((block_size, hashes)) = hashes.first() else { return 0 };
+    let row = (PREFIX_KEY_TOKENS / block_size.max(&1)).max(1) as usize - 1;
+    hashes.get(row).or(hashes.last()).map_or(0, |hash| hash.0)
+}
+
 /// The blocks of one prompt, hashed once for each block size of its pool.
 #[derive(Debug, Default)]
 pub struct Prompt {
@@ -64,7 +74,8 @@ impl RequestTable {
         Self { entries: Mutex::default(), fleet, clock }
     }
 
-    pub(crate) fn insert(&self, id: RequestId, prompt: Arc<Prompt>) {
+    /// Keeps the prompt of a request until it is removed.
+    pub fn insert(&self, id: RequestId, prompt: Arc<Prompt>) {
         self.entries.lock().insert(id, Arc::new(Entry { prompt, marked: Mutex::default() }));
     }
 
@@ -85,6 +96,11 @@ impl RequestTable {
     /// The router calls this while it decides, so that the next decision of the same batch sees it. A slot that is gone
     /// has nothing to mark: the dispatch will fail by itself.
     pub fn dispatched(&self, id: RequestId, slot: Slot) -> Result<(), CoreError> {
+        self.dispatched_at(id, slot, self.clock.now_s())
+    }
+
+    /// As [`RequestTable::dispatched`], at a time that the caller knows: the simulator's clock is its own.
+    pub fn dispatched_at(&self, id: RequestId, slot: Slot, now_s: f64) -> Result<(), CoreError> {
         let entry = self.entry(id)?;
         let Some((index, block_size)) = self.index_of(&entry.prompt.pool, slot) else { return Ok(()) };
         let mut marked = entry.marked.lock();
@@ -96,7 +112,7 @@ impl RequestTable {
         {
             before.withdrawn(id);
         }
-        index.dispatched(id, entry.prompt.at(block_size), slot, self.clock.now_s());
+        index.dispatched(id, entry.prompt.at(block_size), slot, now_s);
         marked.index = Some(index);
         Ok(())
     }
@@ -107,7 +123,7 @@ impl RequestTable {
     }
 
     /// No choice could be reached: the request is nowhere, but may be dispatched again.
-    pub(crate) fn withdrawn(&self, id: RequestId) {
+    pub fn withdrawn(&self, id: RequestId) {
         let Ok(entry) = self.entry(id) else { return };
         if let Some(index) = entry.marked.lock().index.take() {
             index.withdrawn(id);
@@ -115,7 +131,7 @@ impl RequestTable {
     }
 
     /// The request has ended.
-    pub(crate) fn remove(&self, id: RequestId) {
+    pub fn remove(&self, id: RequestId) {
         let Some(entry) = self.entries.lock().remove(&id) else { return };
         let mut marked = entry.marked.lock();
         marked.is_over = true;

@@ -6,6 +6,7 @@ mod errors;
 mod index;
 mod port;
 mod samples;
+mod sim;
 mod tokenizer;
 
 use pyo3::prelude::*;
@@ -40,6 +41,7 @@ fn version() -> &'static str {
 #[pymodule(gil_used = false)]
 fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     index::register(module)?;
+    sim::register(module)?;
     module.add_class::<port::Port>()?;
     module.add_class::<tokenizer::Tokenizer>()?;
     module.add_function(wrap_pyfunction!(error_faces, module)?)?;

@@ -6,12 +6,13 @@ use pyo3::types::{PyBytes, PyList};
 use warmfront_core::config::CoreConfig;
 use warmfront_core::error::CoreError;
 use warmfront_core::log;
+use warmfront_core::overlap::PoolOverlap;
 use warmfront_core::runtime::Service;
 
 use crate::errors::{detached, to_py};
 
 /// Columns of `warmfront.types.Overlap`, in its field order.
-type Columns<'py> = (
+pub(crate) type Columns<'py> = (
     Bound<'py, PyList>,
     Bound<'py, PyList>,
     Bound<'py, PyList>,
@@ -59,29 +60,8 @@ impl Port {
     }
 
     /// What each replica of the request's pool holds of its prompt. Keeps the GIL: microseconds.
-    ///
-    /// Depths are usually the same in every tier, and then one list stands for all of them: nobody writes to a column.
     fn overlap<'py>(&self, py: Python<'py>, id: u64) -> PyResult<Columns<'py>> {
-        let found = self.service.overlap(id).map_err(to_py)?;
-        let device = PyList::new(py, &found.device)?;
-        let depth = |column: &[u32]| {
-            if column == found.device { Ok(device.clone()) } else { PyList::new(py, column) }
-        };
-        let (confirmed, host, disk) = (depth(&found.confirmed)?, depth(&found.host)?, depth(&found.disk)?);
-        let active = depth(&found.active)?;
-        Ok((
-            device,
-            confirmed,
-            host,
-            disk,
-            active,
-            PyList::new(py, &found.active_tokens)?,
-            PyList::new(py, &found.resident_tokens)?,
-            PyList::new(py, &found.evicted_blocks)?,
-            PyList::new(py, &found.regretted_blocks)?,
-            PyList::new(py, &found.age_s)?,
-            found.frontier_key,
-        ))
+        columns(py, &self.service.overlap(id).map_err(to_py)?)
     }
 
     /// Notes that `slot` will hold the request's prompt.
@@ -119,4 +99,23 @@ impl Port {
 
 fn borrowed(labels: &[PyBackedStr]) -> Vec<&str> {
     labels.iter().map(|label| &**label).collect()
+}
+
+/// Depths are usually the same in every tier, and then one list stands for all of them: nobody writes to a column.
+pub(crate) fn columns<'py>(py: Python<'py>, found: &PoolOverlap) -> PyResult<Columns<'py>> {
+    let device = PyList::new(py, &found.device)?;
+    let depth = |column: &[u32]| if column == found.device { Ok(device.clone()) } else { PyList::new(py, column) };
+    Ok((
+        device.clone(),
+        depth(&found.confirmed)?,
+        depth(&found.host)?,
+        depth(&found.disk)?,
+        depth(&found.active)?,
+        PyList::new(py, &found.active_tokens)?,
+        PyList::new(py, &found.resident_tokens)?,
+        PyList::new(py, &found.evicted_blocks)?,
+        PyList::new(py, &found.regretted_blocks)?,
+        PyList::new(py, &found.age_s)?,
+        found.frontier_key,
+    ))
 }

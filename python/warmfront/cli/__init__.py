@@ -20,6 +20,7 @@ COMMANDS = {
     "explain": "Show where a request would go, and why.",
     "config": "Print the effective configuration.",
     "replay": "Decide a recorded run again and compare.",
+    "trace": "Make, inspect and import workload files.",
     "plugins": "List installed plugins.",
     "engine": "Serve an embedded engine without a GPU.",
     "demo": "Compare routing policies on embedded engines.",

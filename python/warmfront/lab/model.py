@@ -67,6 +67,9 @@ class EngineSpec(Struct, frozen=True, forbid_unknown_fields=True):
     caching: bool = True
     """False: the engine reuses nothing, whatever its events say."""
     adapters: tuple[str, ...] = ()
+    """Adapters it serves; requests for others of the fleet are not for it."""
+    adapter_slots: int = 4
+    """Adapters on the device at a time; the least recently used one makes room."""
     joins_s: float = 0.0
     startup_s: float = 0.0
     """Seconds from joining until ready."""

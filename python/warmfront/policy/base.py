@@ -66,6 +66,8 @@ class Fleet:
         """Slots that may be chosen: present, ready, and not tried already by the request in hand. Set by `allow`."""
         self.is_eligible: list[bool] = []
         """The same as a column."""
+        self.is_everyone = True
+        """Every row may be chosen: columns need no filter."""
         self.choices_max = 1
         self.priority_step = 1.0
         """How much more a request weighs than one whose priority is 1 higher."""
@@ -124,17 +126,18 @@ class Fleet:
     def allow(self, slots: list[Slot]) -> None:
         """Say which slots may be chosen."""
         self.eligible = slots
+        self.is_everyone = len(slots) == self.slots
         self.is_eligible = [False] * self.slots
         for slot in slots:
             self.is_eligible[slot] = True
 
     def total(self, column: list[float] | list[int]) -> float:
         """Sum a column over the eligible slots."""
-        return sum(column if len(self.eligible) == len(self.id) else compress(column, self.is_eligible))
+        return sum(column if self.is_everyone else compress(column, self.is_eligible))
 
     def deepest(self, column: list[int]) -> int:
         """Return the largest value of a column of an overlap among the eligible slots."""
-        if len(self.eligible) == len(self.id) == len(column):
+        if self.is_everyone and len(column) == len(self.eligible):
             return max(column, default=0)
         return max(compress(column, self.is_eligible), default=0)
 
@@ -170,6 +173,50 @@ class Learning(Protocol):
 
     def chosen(self, request: Request, overlap: Overlap, fleet: Fleet, slot: Slot) -> None:
         """Take note that `slot` was chosen, before the ledger is charged. Follows `choose` for the same request."""
+
+
+class Ended(Struct, frozen=True):
+    """What became of a dispatched request. Seconds; `None`: not known."""
+
+    slot: Slot | None
+    """Where it ended; `None`: that replica is gone."""
+    first_token_s: float | None
+    """From the dispatch to the first token, if it was seen."""
+    lasted_s: float
+    """From the dispatch to the end."""
+    token_s: float | None = None
+    """Mean gap between its tokens."""
+    cached_tokens: int | None = None
+    """As reported."""
+
+
+class Watching(Protocol):
+    """A policy that compares what happened with what it expected. Optional."""
+
+    def ended(self, request: Request, fleet: Fleet, outcome: Ended) -> float | None:
+        """Take an outcome; return the regret in seconds, `None` if unknown: what load alone would have saved."""
+
+    def guarded(self) -> Guarded:
+        """Report how far affinity is trusted."""
+
+
+class Guarded(Struct, frozen=True):
+    """State of a policy's guard."""
+
+    enabled: bool
+    credit: float
+    """Part of the cache's advantage that counts, 0 (load alone) to 1."""
+    gain_s: float
+    """Measured: seconds by which the rule in force beats load alone, per decision on which they differ."""
+    evidence: float
+    """How far the test against affinity has come, 0 to 1; at 1 the credit falls."""
+    decisions: int
+    differing: int
+    """Decisions on which load alone would have chosen another replica."""
+    rivals: int
+    """Those of them made by the rival, to compare."""
+    alarms: int
+    """Times the credit was lowered."""
 
 
 class Explaining(Protocol):

@@ -16,7 +16,7 @@ from itertools import compress
 from warmfront.config import CostConfig
 from warmfront.policy import prices
 from warmfront.policy.base import RATE_WINDOW_S, Fleet, cached_tokens_max
-from warmfront.policy.estimators import TURN_BUCKETS, Learned
+from warmfront.policy.estimators import TURN_BUCKETS
 from warmfront.policy.prices import Costs
 from warmfront.types import Overlap, Request, Slot
 
@@ -36,7 +36,9 @@ class Evaluation:
         "config",
         "decode_weight",
         "deepest",
+        "doubt",
         "fleet",
+        "found",
         "frontier",
         "full_paid",
         "full_prefill",
@@ -66,6 +68,7 @@ class Evaluation:
         *,
         prefix_rate: float,
         mean_cost_s: list[float],
+        doubt: float = 0.0,
     ) -> None:
         """Compute what is the same for all replicas.
 
@@ -76,9 +79,11 @@ class Evaluation:
             config: Constants.
             prefix_rate: Requests per second that begin like the deepest known part of this prompt.
             mean_cost_s: c̄, one row per slot.
+            doubt: Part of the cache's advantage that does not count.
         """
         learned = fleet.learned
         self.overlap, self.fleet, self.config, self.mean_cost_s = overlap, fleet, config, mean_cost_s
+        self.doubt = doubt
         self.prompt_tokens = prompt_tokens = request.prompt_tokens
         self.output_tokens = output_tokens = learned.expected_output_tokens(request.output_tokens_max)
         self.alpha = alpha = learned.prefill.alpha
@@ -91,8 +96,9 @@ class Evaluation:
                 self.deepest = overlap.disk
         self.frontier = fleet.deepest(self.deepest)
         self.gain = self._copies_gain(prefix_rate) if prefix_rate and self.frontier else 0.0
+        self.found = self.frontier * self._frontier_credit() if self.gain else 0.0
         self.full_prefill = self._prefill_s(max(1.0, prompt_tokens))
-        self.full_paid = self._paid_s(0, self.full_prefill)
+        self.full_paid = self._paid_s(0, self.full_prefill, found=self.found)
         self.loads_s = fleet.adapters.loads_s(request.adapter, fleet.now_s)
         # What is the same for all replicas in the price of prefill work. Others count by their weight over our own.
         self.own_weight = own_weight = fleet.weight_of(request.priority)
@@ -109,7 +115,9 @@ class Evaluation:
             own * decay,
             config.arrival_weight / own_weight,
         )
-        self.decode_weight = config.ttft_target_s / config.tpot_target_s * _decode_share(request, learned)
+        self.decode_weight = (
+            config.ttft_target_s / config.tpot_target_s * prices.decode_share(request, learned.output_tokens)
+        )
         self.shared_tokens = prompt_tokens / own_weight
         # Conversations.
         turn = request.turn
@@ -117,9 +125,13 @@ class Evaluation:
         self.session_tokens = output_tokens + later * (learned.new_tokens + learned.output_tokens)
 
     def best(self, count: int) -> list[Costs]:
-        """Return the costs of all replicas that may be among the best `count`, ties included, in no order."""
+        """Return the costs of all replicas that may be among the best `count`, ties included, in no order.
+
+        One that looks best to load alone is among them.
+        """
         slots = self.fleet.eligible
-        return self.costs(slots) if len(slots) <= max(FEW, count) else self._pruned(slots, count)
+        is_small = len(slots) <= max(FEW, count)
+        return self.costs(slots) if is_small or self.doubt else self._pruned(slots, count)
 
     def costs(self, slots: Iterable[Slot]) -> list[Costs]:  # noqa: C901 - one loop without calls
         """Compute everything about some replicas, in the order given."""
@@ -130,6 +142,7 @@ class Evaluation:
         deepest, host, device, ages = self.deepest, self.host, overlap.device, overlap.age_s
         credits, bucket = learned.credit.factor, learned.credit.bucket
         frontier, gain, full_prefill, full_paid = self.frontier, self.gain, self.full_prefill, self.full_paid
+        warm_new = max(1.0, prompt_tokens - self.found)
         price_base, stall_own, price_max = self.price_base, self.stall_own, config.price_max
         arrivals_mean, busy_mean, own_decay = self.arrivals_mean, self.busy_mean, self.own_decay
         arrival_weight, busy_max, weight = self.arrival_weight, config.utilisation_max, self.decode_weight
@@ -143,12 +156,13 @@ class Evaluation:
         own_weight, shared_tokens = self.own_weight, self.shared_tokens
         later_turns, session_tokens = self.later_turns, self.session_tokens
         future = config.future_weight * later_turns
-        exact, block_size = fleet.exact, fleet.block_size
+        exact, block_size, doubt = fleet.exact, fleet.block_size, self.doubt
         limit_size: int | None = None
         limit = cached_tokens_max(prompt_tokens, limit_size)
         found: list[Costs] = []
         for slot in slots:
             depth, scale = deepest[slot], scales[slot]
+            cold_prefill = scale * full_prefill
             # n, p: tokens to compute and their seconds
             if depth:
                 if block_size[slot] != limit_size:
@@ -162,7 +176,7 @@ class Evaluation:
                 own_prefill = scale * new * (alpha + beta * (prompt_tokens - 0.5 * new))
                 paid_prefill = own_prefill
                 if gain > 0.0 and depth < frontier:  # p̃: a new copy of a hot prefix is an investment
-                    warm = max(1.0, new - (frontier - depth))
+                    warm = warm_new if warm_new < new else new
                     warm_prefill = scale * warm * (alpha + beta * (prompt_tokens - 0.5 * warm))
                     paid_prefill = warm_prefill + (own_prefill - warm_prefill) / (1.0 + gain)
                 if depth > device[slot]:
@@ -171,11 +185,12 @@ class Evaluation:
                     paid_prefill += load
             else:
                 cached, credit, new = 0, 1.0, prompt_tokens if prompt_tokens > 1.0 else 1.0
-                own_prefill = scale * full_prefill
+                own_prefill = cold_prefill
                 paid_prefill = scale * full_paid
             if loads_s is not None:
                 own_prefill += loads_s[slot][0]
                 paid_prefill += loads_s[slot][1]
+                cold_prefill += loads_s[slot][1]
             # W: wait for compute
             compute_wait = pending_s[slot]
             if compute_wait:
@@ -216,9 +231,11 @@ class Evaluation:
             # C
             waiting = compute_wait if compute_wait > memory_wait else memory_wait
             later = future * mean_cost_s[slot]
+            reuse = (cold_prefill - paid_prefill) * price
+            trusting = waiting + prefill + eviction + decode + memory + later
             found.append(
                 Costs(
-                    waiting + prefill + eviction + decode + memory + later,
+                    trusting + doubt * reuse,
                     slot,
                     cached,
                     waiting,
@@ -227,6 +244,8 @@ class Evaluation:
                     decode,
                     memory,
                     later,
+                    doubt * reuse,
+                    trusting + reuse,
                     new,
                     own_prefill,
                     paid_prefill,
@@ -257,16 +276,19 @@ class Evaluation:
 
     def _pruned(self, slots: list[Slot], count: int) -> list[Costs]:
         """Evaluate the replicas of the smallest bounds, then those whose bound lies below what the first ones cost."""
-        bounds = self._bounds()
-        cut = sorted(bounds)[count - 1]
-        first = [slot for slot, bound in zip(slots, bounds, strict=True) if bound <= cut]
-        found = self.costs(first)
+        bounds, blind_bounds = self._bounds()
+        cut, blind_cut = sorted(bounds)[count - 1], min(blind_bounds)
+        rows = list(zip(slots, bounds, blind_bounds, strict=True))
+        found = self.costs([slot for slot, bound, blind in rows if bound <= cut or blind <= blind_cut])
         threshold = sorted([cost.total_s for cost in found])[count - 1] + prices.TIE_S
-        rest = [slot for slot, bound in zip(slots, bounds, strict=True) if cut < bound <= threshold]
-        return found + self.costs(rest)
+        return found + self.costs(
+            [slot for slot, bound, blind in rows if cut < bound <= threshold and blind > blind_cut]
+        )
 
-    def _bounds(self) -> list[float]:
+    def _bounds(self) -> tuple[list[float], list[float]]:
         """Return W + T + (p̃ + ev)·X of each eligible replica with the least p̃ and ev: it never costs less.
+
+        The second list is the same with a cold prefill: the least cost by load alone.
 
         The least p̃ is that of a prefix found as deep as it can be; there are few different depths, so it comes from a
         table. The least ev takes the regret of the fleet's best cache and the size of its largest one.
@@ -292,8 +314,8 @@ class Evaluation:
             deepest,
             strict=False,  # an overlap may have rows for slots that are not known here yet
         )
-        rows = columns if len(fleet.eligible) == fleet.slots else compress(columns, fleet.is_eligible)
-        bounds = []
+        rows = columns if fleet.is_everyone else compress(columns, fleet.is_eligible)
+        cold_s, bounds, blind_bounds = self.full_prefill, [], []
         for pending_s, since_s, step_s, token_s, weighed, arrivals, work_s, scale, held, mean_s, depth in rows:
             prefill_s, paid_s, eviction = least[depth]
             wait = pending_s - now_s + since_s
@@ -307,13 +329,12 @@ class Evaluation:
             price = base + own * weighed + arrival_weight * rate * (wait + scale * prefill_s) / (1.0 - busy)
             if price > price_max:
                 price = price_max
-            bounds.append(
-                wait
-                + weight * (step_s + token_s * tokens)
-                + price * scale * (paid_s + eviction * held * held)
-                + future * mean_s
-            )
-        return bounds
+            rest = wait + weight * (step_s + token_s * tokens) + future * mean_s
+            work_price = price * scale
+            forced = eviction * held * held
+            bounds.append(rest + work_price * (paid_s + forced))
+            blind_bounds.append(rest + work_price * (cold_s + forced))
+        return bounds, blind_bounds
 
     def _least_by_depth(self) -> dict[int, tuple[float, float, float]]:
         """Return the least p and p̃ at scale 1 and the least ev per squared token held, for every depth that occurs."""
@@ -322,7 +343,8 @@ class Evaluation:
         for depth in set(self.deepest):
             new = max(1.0, self.prompt_tokens - depth)
             prefill_s = self._prefill_s(new)
-            least[depth] = prefill_s, self._paid_s(depth, prefill_s), unit * (new + self.session_tokens)
+            paid_s = self._paid_s(depth, prefill_s, found=self.frontier)
+            least[depth] = prefill_s, paid_s, unit * (new + self.session_tokens)
         return least
 
     def _eviction_least(self) -> float:
@@ -347,17 +369,22 @@ class Evaluation:
         """Seconds to compute `new` tokens at the end of the prompt, on a replica of scale 1."""
         return new * (self.alpha + self.beta * (self.prompt_tokens - 0.5 * new))
 
-    def _paid_s(self, depth: int, prefill_s: float) -> float:
-        """Return p̃ at scale 1 of a replica that holds the prompt down to `depth` and needs `prefill_s` for the rest."""
+    def _frontier_credit(self) -> float:
+        """Return the part of the deepest prefix that its holders are expected to find: a copy is worth no more."""
+        fleet, ages = self.fleet, self.overlap.age_s
+        credit = fleet.learned.credit
+        holders = [slot for slot in fleet.eligible if self.deepest[slot] == self.frontier]
+        return max([credit.factor[fleet.exact[slot]][credit.bucket(ages[slot])] for slot in holders])
+
+    def _paid_s(self, depth: int, prefill_s: float, *, found: float) -> float:
+        """Return p̃ at scale 1.
+
+        Args:
+            depth: Tokens that the replica holds.
+            prefill_s: To compute the rest there.
+            found: Tokens that a replica with the deepest prefix finds.
+        """
         if self.gain <= 0.0 or depth >= self.frontier:
             return prefill_s
-        warm_s = self._prefill_s(max(1.0, self.prompt_tokens - self.frontier))
+        warm_s = min(prefill_s, self._prefill_s(max(1.0, self.prompt_tokens - found)))
         return warm_s + (prefill_s - warm_s) / (1.0 + self.gain)
-
-
-def _decode_share(request: Request, learned: Learned) -> float:
-    """How much of a usual request's decoding this one does: an answer of one word does not mind slow tokens."""
-    limit = request.output_tokens_max
-    if limit is None:
-        return 1.0
-    return min(1.0, (limit - 1) / max(1.0, learned.output_tokens))

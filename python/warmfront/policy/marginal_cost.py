@@ -17,19 +17,21 @@ from operator import attrgetter
 from warmfront.config import PolicyConfig
 from warmfront.policy import prices
 from warmfront.policy.affinity import mix
-from warmfront.policy.base import RATE_WINDOW_S, Fleet, ReplicaCost
+from warmfront.policy.base import RATE_WINDOW_S, Ended, Fleet, Guarded, ReplicaCost
 from warmfront.policy.evaluation import Evaluation
 from warmfront.policy.prices import Costs
+from warmfront.policy.watch import Watch
 from warmfront.types import Choice, Overlap, Request, Slot
 
 _by_cost = attrgetter("total_s", "slot")
 
 
 class MarginalCost:
-    """Social marginal cost. State: the rate of hot prefixes and each replica's mean cost."""
+    """Social marginal cost. State: the rate of hot prefixes, each replica's mean cost, and the guard."""
 
     def __init__(self, config: PolicyConfig) -> None:
         self._config = config.cost
+        self._watch = Watch(config)
         self._popularity: dict[int, tuple[float, float]] = {}
         self._mean_cost_s: list[float] = []
         self._ids: list[str | None] = []
@@ -48,11 +50,15 @@ class MarginalCost:
         ranked = self._ranked(request, overlap, fleet, costs)
         if self._config.ttft_limit_s is not None and request.priority <= 0:
             ranked = _within_limit(evaluation, fleet, ranked, self._config.ttft_limit_s)
+        if self._watch.enabled:
+            ranked = self._watch.considered(request, fleet, costs, ranked)
         return [Choice(cost.slot, cost.cached_tokens) for cost in ranked[: fleet.choices_max]]
 
     def chosen(self, request: Request, overlap: Overlap, fleet: Fleet, slot: Slot) -> None:
         """Count the prefix and fold the costs that this arrival saw into the means."""
         self._count_prefix(overlap, fleet.now_s)
+        if self._watch.enabled:
+            self._watch.placed(request, fleet, slot)
         if self._seen is None:
             return
         elapsed_s = prices.COST_INTERVAL_S if self._averaged_s is None else fleet.now_s - self._averaged_s
@@ -64,6 +70,14 @@ class MarginalCost:
         self._averaged_s = fleet.now_s
         self._seen = None
 
+    def ended(self, request: Request, fleet: Fleet, outcome: Ended) -> float | None:
+        """Compare an outcome with what was expected, and tell the guard; return the regret in seconds."""
+        return self._watch.ended(request, fleet, outcome)
+
+    def guarded(self) -> Guarded:
+        """Report how far affinity is trusted."""
+        return self._watch.report()
+
     def explain(self, request: Request, overlap: Overlap, fleet: Fleet) -> list[ReplicaCost]:
         """Return every term for every eligible replica."""
         costs = self._evaluation(request, overlap, fleet).costs(fleet.eligible)
@@ -73,7 +87,15 @@ class MarginalCost:
         self._follow(fleet)
         key = overlap.frontier_key
         rate = 0.0 if key is None else self._rate(key, fleet.now_s) / prices.POPULARITY_WINDOW_S
-        return Evaluation(request, overlap, fleet, self._config, prefix_rate=rate, mean_cost_s=self._mean_cost_s)
+        return Evaluation(
+            request,
+            overlap,
+            fleet,
+            self._config,
+            prefix_rate=rate,
+            mean_cost_s=self._mean_cost_s,
+            doubt=1.0 - self._watch.credit,
+        )
 
     def _follow(self, fleet: Fleet) -> None:
         """Give new replicas a mean cost of zero: they attract new conversations."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from warmfront.policy.base import ReplicaCost, Term
-from warmfront.types import Slot
+from warmfront.types import Request, Slot
 
 TIE_S = 1e-3
 """Costs this close are equal: the emptier memory wins, then the hash of the prefix."""
@@ -43,6 +43,8 @@ class Costs(Struct, frozen=True, gc=False):
     decode_s: float
     memory_s: float
     future_s: float
+    withheld_s: float
+    blind_s: float
     new_tokens: float
     own_prefill_s: float
     paid_prefill_s: float
@@ -56,6 +58,17 @@ class Costs(Struct, frozen=True, gc=False):
     adapter_load_s: float
     weight: float
 
+    @property
+    def trusting_s(self) -> float:
+        """The cost with full credit."""
+        return self.total_s - self.withheld_s
+
+    @property
+    def single_s(self) -> float:
+        """The cost of this request alone: nothing withheld, no later turns, no investment in a copy."""
+        unshared_s = (self.own_prefill_s - self.paid_prefill_s) * self.price
+        return self.total_s - self.withheld_s - self.future_s + unshared_s
+
     def explained(self) -> ReplicaCost:
         """Return the costs as named terms and factors."""
         return ReplicaCost(
@@ -67,6 +80,14 @@ class Costs(Struct, frozen=True, gc=False):
         )
 
 
+def decode_share(request: Request, mean_output_tokens: float) -> float:
+    """h: how much of a usual request's decoding this one does; an answer of one word does not mind slow tokens."""
+    limit = request.output_tokens_max
+    if limit is None:
+        return 1.0
+    return min(1.0, (limit - 1) / max(1.0, mean_output_tokens))
+
+
 TERMS = (
     ("waiting", "max(W, M)", "waiting_s"),
     ("prefill", "p̃·X", "prefill_s"),
@@ -74,6 +95,7 @@ TERMS = (
     ("decode", "T", "decode_s"),
     ("memory", "mem", "memory_s"),
     ("future turns", "F", "future_s"),
+    ("withheld by the guard", "(1 − c)·(p₀ − p̃)·X", "withheld_s"),
 )
 """Name, symbol and field of what is added up."""
 
@@ -90,5 +112,6 @@ FACTORS = (
     ("later turns", "N_T", "requests", "later_turns"),
     ("adapter load", "ℓ_a", "s", "adapter_load_s"),
     ("weight of this request's priority", "w", "1", "weight"),
+    ("cost by load alone", "C₀", "s", "blind_s"),
 )
 """Name, symbol, unit and field of what the terms were made of."""

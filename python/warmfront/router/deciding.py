@@ -12,17 +12,23 @@ from typing import Any, NamedTuple
 
 from warmfront.config import PolicyConfig
 from warmfront.policy import registry
-from warmfront.policy.base import Fleet, Policy, ReplicaCost, capped_tokens
+from warmfront.policy.base import Ended, Fleet, Guarded, Policy, ReplicaCost, capped_tokens
 from warmfront.policy.baselines import by_load, choices
+from warmfront.router.fleet import Flight, outcome
 from warmfront.router.meter import Meter
-from warmfront.types import Choice, Overlap, Request, Slot
+from warmfront.types import Choice, Finished, Overlap, Request, Slot
 
 logger = logging.getLogger(__name__)
 
 POLICY_ERROR = "policy_error"
 
 
-_Chosen = Callable[[Request, Overlap, Fleet, Slot], None]
+class _Known(NamedTuple):
+    """A policy with its optional methods that follow decisions."""
+
+    policy: Policy
+    chosen: Callable[[Request, Overlap, Fleet, Slot], None] | None
+    ended: Callable[[Request, Fleet, Ended], float | None] | None
 
 
 class Decision(NamedTuple):
@@ -35,12 +41,15 @@ class Decision(NamedTuple):
 class Decider:
     """The configured policy, one instance for each pool."""
 
-    def __init__(self, config: PolicyConfig, meter: Meter) -> None:
+    def __init__(self, config: PolicyConfig, meter: Meter, policies: registry.PolicyFactory | None = None) -> None:
+        """Use `policies` to make policies, instead of what the registry has under the configured name."""
         self._config = config
-        self._factory = registry.factory(config.name)
+        self._factory = policies or registry.factory(config.name)
         self._meter = meter
-        self._policies: dict[str, tuple[Policy, _Chosen | None]] = {}
-        """By pool, with the method that takes note of choices, where the policy has one."""
+        self._policies: dict[str, _Known] = {}
+        """By pool."""
+        self._published: dict[str, tuple[float, float, int]] = {}
+        """What was last published of each pool's guard."""
         self.errors = 0
 
     def reconfigure(self, config: PolicyConfig) -> None:
@@ -54,6 +63,7 @@ class Decider:
     def forget(self, pool: str) -> None:
         """Drop the policy of a pool that is gone."""
         self._policies.pop(pool, None)
+        self._published.pop(pool, None)
 
     @staticmethod
     def known() -> list[str]:
@@ -63,15 +73,36 @@ class Decider:
     def decide(self, request: Request, overlap: Overlap, fleet: Fleet, *, retry: bool) -> Decision | None:
         """Choose, and let the policy take note of it. `None`: the policy wants to hold the request."""
         try:
-            policy, chosen = self._policy(fleet)
-            ranked = self._choose(policy, request, overlap, fleet)
+            known = self._policy(fleet)
+            ranked = self._choose(known.policy, request, overlap, fleet)
             if not ranked:
                 return None
-            if chosen is not None:
-                chosen(request, overlap, fleet, ranked[0].slot)
+            if known.chosen is not None:
+                known.chosen(request, overlap, fleet, ranked[0].slot)
         except Exception as error:
             return self._least_loaded(request, overlap, fleet, error)
         return Decision(ranked, "retry" if retry else _reason(request, overlap, fleet, ranked[0]))
+
+    def ended(self, flight: Flight, fleet: Fleet, now_s: float, answer: Finished | None) -> None:
+        """Tell the policy what became of a request, if it wants to know, and publish what it concludes."""
+        known = self._policies.get(fleet.pool)
+        if known is None or known.ended is None:
+            return
+        try:
+            regret_s = known.ended(flight.request, fleet, outcome(flight, now_s, answer))
+        except Exception as error:
+            self._failed(error)
+            return
+        if regret_s is not None:
+            self._meter.observe("warmfront_regret_seconds", (fleet.pool,), regret_s)
+            self._publish(fleet.pool)
+
+    def guarded(self, pool: str) -> Guarded | None:
+        """Return the state of a pool's guard; `None`: its policy has none, or has decided nothing."""
+        known = self._policies.get(pool)
+        guarded: Any = None if known is None else getattr(known.policy, "guarded", None)
+        state: Guarded | None = None if guarded is None else guarded()
+        return state if state is not None and state.decisions else None
 
     def explain(
         self, request: Request, overlap: Overlap, fleet: Fleet
@@ -81,7 +112,7 @@ class Decider:
             return [], None
         state = fleet.rng.getstate()
         try:
-            policy, _ = self._policy(fleet)
+            policy = self._policy(fleet).policy
             explain: Any = getattr(policy, "explain", None)
             costs = [] if explain is None else explain(request, overlap, fleet)
             ranked = self._choose(policy, request, overlap, fleet)
@@ -91,11 +122,12 @@ class Decider:
             fleet.rng.setstate(state)
         return costs, Decision(ranked, _reason(request, overlap, fleet, ranked[0])) if ranked else None
 
-    def _policy(self, fleet: Fleet) -> tuple[Policy, _Chosen | None]:
+    def _policy(self, fleet: Fleet) -> _Known:
         known = self._policies.get(fleet.pool)
         if known is None:
             policy = self._factory(self._config)
-            known = self._policies[fleet.pool] = policy, getattr(policy, "chosen", None)
+            known = _Known(policy, getattr(policy, "chosen", None), getattr(policy, "ended", None))
+            self._policies[fleet.pool] = known
         return known
 
     def _choose(self, policy: Policy, request: Request, overlap: Overlap, fleet: Fleet) -> list[Choice]:
@@ -108,11 +140,30 @@ class Decider:
             raise ValueError(f"policy {self._config.name} chose a slot twice")
         return ranked
 
-    def _least_loaded(self, request: Request, overlap: Overlap, fleet: Fleet, error: Exception) -> Decision:
+    def _publish(self, pool: str) -> None:
+        guarded = self.guarded(pool)
+        if guarded is None:
+            return
+        state = (guarded.credit, guarded.gain_s, guarded.rivals)
+        if state == self._published.get(pool):
+            return
+        names = ("warmfront_affinity_credit", "warmfront_affinity_gain_seconds", "warmfront_affinity_sentinels")
+        for name, value in zip(names, state, strict=True):
+            self._meter.set(name, (pool,), value)
+        before = self._published.get(pool, (1.0, 0.0, 0))[0]
+        if before != guarded.credit:
+            verdict = "loses to load alone" if guarded.credit < before else "pays again, or is tried again"
+            logger.warning("pool %s: cache affinity %s; its credit is now %g", pool, verdict, guarded.credit)
+        self._published[pool] = state
+
+    def _failed(self, error: Exception) -> None:
         self.errors += 1
         self._meter.count("warmfront_policy_errors_total", (), 1)
         if self.errors & (self.errors - 1) == 0:  # 1st, 2nd, 4th, 8th …: a broken policy fails for every request
             logger.error("policy %s failed (%d times so far)", self._config.name, self.errors, exc_info=error)
+
+    def _least_loaded(self, request: Request, overlap: Overlap, fleet: Fleet, error: Exception) -> Decision:
+        self._failed(error)
         return Decision(choices(by_load(fleet, fleet.eligible), request, overlap, fleet), POLICY_ERROR)
 
 

@@ -16,11 +16,11 @@ from random import Random
 from warmfront.config import CostConfig
 from warmfront.policy.adapters import Adapters
 from warmfront.policy.affinity import stable_hash
-from warmfront.policy.base import RATE_WINDOW_S, REBASE_AFTER_S, Fleet
+from warmfront.policy.base import RATE_WINDOW_S, REBASE_AFTER_S, Ended, Fleet
 from warmfront.policy.estimators import AGE_BUCKETS, Credit, Learned
 from warmfront.router.accuracy import Accuracy
 from warmfront.router.flow import Waiting
-from warmfront.types import Choice, Overlap, PoolState, ReplicaState, Request, RequestId, Slot
+from warmfront.types import Choice, Finished, Overlap, PoolState, ReplicaState, Request, RequestId, Slot
 
 MEMORY_DELAYS = 0.9
 """Share of KV memory in use above which prefill times say more about memory than about prefill."""
@@ -392,6 +392,24 @@ def _expect(flight: Flight, slot: Slot) -> None:
         if choice.slot == slot:
             flight.predicted_tokens, flight.credit_bucket = choice.cached_tokens, Credit.bucket(age_s)
             return
+
+
+def outcome(flight: Flight, now_s: float, answer: Finished | None) -> Ended:
+    """Say what became of a dispatched request that ends now; `answer`: it was complete."""
+    first_token_s = flight.first_token_s if flight.request.stream else None
+    usage, token_s = None, None
+    if answer is not None and 200 <= answer.status < 300 and answer.slot == flight.slot:
+        usage = answer.usage
+        tokens = answer.chunks if usage is None or usage.output_tokens is None else usage.output_tokens - 1
+        if first_token_s is not None and tokens > 0:
+            token_s = (now_s - first_token_s) / tokens
+    return Ended(
+        slot=flight.slot,
+        first_token_s=None if first_token_s is None else first_token_s - flight.sent_s,
+        lasted_s=now_s - flight.sent_s,
+        token_s=token_s,
+        cached_tokens=None if usage is None else usage.cached_tokens,
+    )
 
 
 def padded(overlap: Overlap, slots: int) -> Overlap:

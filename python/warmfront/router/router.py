@@ -20,6 +20,7 @@ import msgspec
 from warmfront.config import Config, RouterConfig
 from warmfront.errors import NoReplicaError, QueueTimeoutError, ShedError, UpstreamConnectError
 from warmfront.policy.base import no_overlap
+from warmfront.policy.registry import PolicyFactory
 from warmfront.router.accuracy import Accuracy
 from warmfront.router.answers import State, answer
 from warmfront.router.deciding import Decider, Decision
@@ -60,13 +61,21 @@ PUBLISH_INTERVAL_S = 0.1
 class Router:
     """All pools, what is in flight, and who waits. Used from one thread."""
 
-    def __init__(self, config: RouterConfig, index: Index, *, meter: Meter | None = None) -> None:
+    def __init__(
+        self,
+        config: RouterConfig,
+        index: Index,
+        *,
+        meter: Meter | None = None,
+        policies: PolicyFactory | None = None,
+    ) -> None:
         """Start with an empty fleet; the first `FleetChanged` fills it.
 
         Args:
             config: Validated.
             index: Of the core, or the reference.
             meter: Receives the router's own metrics.
+            policies: Makes the policy of each pool, instead of the registry, until the configuration changes.
 
         Raises:
             ConfigError: The policy's name is not known.
@@ -74,7 +83,7 @@ class Router:
         self._config = config
         self._index = index
         self._meter = meter or NullMeter()
-        self._decider = Decider(config.policy, self._meter)
+        self._decider = Decider(config.policy, self._meter, policies)
         self._flow = Flow(config.flow)
         self._pools: dict[str, Pool] = {}
         self._pool_of: dict[RequestId, Pool] = {}
@@ -172,7 +181,7 @@ class Router:
             self._stray("finished")
             return
         slot = flight.slot
-        self._end(event.id)
+        self._end(event.id, event)
         if slot is not None and slot == event.slot and 200 <= event.status < 300:
             self._learn(pool, flight, slot, event)
 
@@ -251,10 +260,12 @@ class Router:
         pool = self._pool_of.get(request_id)
         return pool, None if pool is None else pool.flights.get(request_id)
 
-    def _end(self, request_id: RequestId) -> bool:
+    def _end(self, request_id: RequestId, answer: Finished | None = None) -> bool:
         pool = self._pool_of.pop(request_id, None)
         if pool is None:
             return False
+        flight = pool.flights[request_id]
+        self._decider.ended(flight, pool.fleet, self._now_s, answer)
         pool.end(request_id)
         self._index.release(request_id)
         return True

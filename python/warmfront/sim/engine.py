@@ -1,27 +1,33 @@
-"""The engine model: continuous batching over a paged prefix cache, one step at a time.
+"""The core's engine model as hosts on the wall clock use it: submit, step, abort, reset.
 
-A plain state machine. A host submits requests, calls `step`, lets `duration_s` pass on whatever clock it has, and
-calls again; between steps it may submit, abort and reset. Nothing here does I/O, reads a clock or draws a random
-number, so equal calls give equal steps.
-
-Follows vLLM's scheduler (0.24 and later, fcfs): running sequences first, then waiting ones in order; a head of line
-that does not fit blocks those behind it; the whole prompt must fit before a request is admitted although blocks are
-taken chunk by chunk; when a running sequence finds no block, the one admitted last gives up all of its own.
-
-Decoding sequences are not visited in every step. Each step gives every one of them one token, so counters move by a
-tick, and a sequence is looked at only when it needs a block, completes one, or ends (`_due`). That makes virtual time
-fast and changes no outcome.
+The model itself is `crates/warmfront-sim`; `warmfront.reference.engine` says in plain Python what it does. A host calls
+`step`, lets `duration_s` pass on whatever clock it has, and calls again; between steps it may submit, abort and reset.
+Nothing here does I/O, reads a clock or draws a random number, so equal calls give equal steps.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass
+from itertools import count
 
+import msgspec
+
+from warmfront import core
 from warmfront.errors import ConfigError
-from warmfront.sim.blockpool import BlockPool
+from warmfront.reference.request import (
+    CacheEvent,
+    Cleared,
+    Counters,
+    Dropped,
+    EngineRequest,
+    Offloaded,
+    Removed,
+    Sequence,
+    State,
+    StepResult,
+    Stored,
+)
 from warmfront.sim.latency import LatencyModel
-from warmfront.sim.request import CacheEvent, EngineRequest, Sequence, State, StepResult, Stored
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +42,11 @@ class EngineConfig:
     """Prompt and answer together."""
     max_batched_tokens: int = 2048
     max_sequences: int = 256
+    host_blocks: int = 0
+    """Blocks of a second tier in host memory; 0: none."""
+    disk_blocks: int = 0
+    adapter_slots: int = 0
+    """Adapters on the device at a time; 0: all, always."""
 
     def __post_init__(self) -> None:
         if self.max_sequences > self.max_batched_tokens:
@@ -48,20 +59,9 @@ class EngineConfig:
             )
 
 
-@dataclass(slots=True)
-class Counters:
-    """Totals since the start, as vLLM counts them."""
-
-    steps: int = 0
-    queried_tokens: int = 0
-    hit_tokens: int = 0
-    prompt_tokens: int = 0
-    generated_tokens: int = 0
-    computed_tokens: int = 0
-    """Prompt tokens computed, those after a pre-emption included."""
-    preemptions: int = 0
-    finished: int = 0
-    aborted: int = 0
+@dataclass(slots=True, eq=False)
+class _Sequence(Sequence):
+    id: int = 0
 
 
 class Engine:
@@ -70,40 +70,48 @@ class Engine:
     def __init__(self, config: EngineConfig) -> None:
         """Start idle with an empty cache."""
         self.config = config
-        self.counters = Counters()
-        self.pool = BlockPool(config.blocks)
-        self._waiting: deque[Sequence] = deque()
-        self._prefilling: dict[int, Sequence] = {}
-        self._decoding: dict[int, Sequence] = {}
-        self._due: dict[int, list[Sequence]] = {}
-        self._tick = 0
-        self._admissions = 0
-        self._context_tokens = 0
+        self._core = core.SimEngine(msgspec.json.encode(config))
+        self._sequences: dict[int, _Sequence] = {}
+        self._ids = count()
 
     @property
     def running(self) -> int:
         """Admitted sequences."""
-        return len(self._decoding) + len(self._prefilling)
+        return self._core.running
 
     @property
     def waiting(self) -> int:
         """Sequences that wait for admission."""
-        return len(self._waiting)
+        return self._core.waiting
 
     @property
     def has_work(self) -> bool:
         """Whether `step` would do anything."""
-        return bool(self._decoding or self._prefilling or self._waiting)
+        return self._core.has_work
 
-    def computed_tokens(self, sequence: Sequence) -> int:
-        """Return how many of a sequence's tokens have KV."""
-        passed = self._tick - sequence.tick if sequence.state is State.DECODE else 0
-        return sequence.computed + passed
+    @property
+    def kv_usage(self) -> float:
+        """Share of blocks held by sequences: 0 for a warm idle cache, as `vllm:kv_cache_usage_perc`."""
+        return self._core.kv_usage
 
-    def emitted_tokens(self, sequence: Sequence) -> int:
-        """Return how many tokens of the answer exist."""
-        passed = self._tick - sequence.tick if sequence.state is State.DECODE else 0
-        return sequence.emitted + passed
+    @property
+    def free_blocks(self) -> int:
+        """Blocks that no sequence holds, cached or not."""
+        return self._core.free_blocks
+
+    @property
+    def resident(self) -> dict[int, int]:
+        """Copies of every cached hash. For tests and inspection: this copies."""
+        return dict(self._core.resident())
+
+    @property
+    def counters(self) -> Counters:
+        """Totals since the start."""
+        return Counters(*self._core.counters())
+
+    def blocks(self, sequence: Sequence) -> list[int]:
+        """Return the physical blocks of a sequence; none once it has ended."""
+        return self._core.blocks(_own(sequence).id)
 
     def submit(self, request: EngineRequest) -> Sequence:
         """Queue a request.
@@ -111,26 +119,24 @@ class Engine:
         Raises:
             ValueError: It could never run: no prompt, no answer, or longer than the model takes.
         """
-        total = request.prompt_tokens + request.output_tokens
-        if request.prompt_tokens < 1 or request.output_tokens < 1 or total > self.config.max_model_tokens:
-            raise ValueError(
-                f"{request.prompt_tokens} + {request.output_tokens} tokens: need at least 1 + 1, "
-                f"at most {self.config.max_model_tokens}"
-            )
-        sequence = Sequence(request)
-        self._waiting.append(sequence)
+        sequence = _Sequence(request, id=next(self._ids))
+        self._core.submit(
+            sequence.id,
+            request.prompt_tokens,
+            request.output_tokens,
+            request.hashes,
+            request.adapter,
+            request.reads_cache,
+        )
+        self._sequences[sequence.id] = sequence
         return sequence
 
     def abort(self, sequence: Sequence) -> None:
         """Drop a sequence. Its full blocks stay cached. No effect on one that has ended."""
-        if sequence.state is State.ENDED:
-            return
-        if sequence.state is State.WAITING:
-            self._waiting.remove(sequence)
-        else:
-            self._leave(sequence)
-        sequence.state = State.ENDED
-        self.counters.aborted += 1
+        known = self._sequences.pop(_own(sequence).id, None)
+        if known is not None:
+            self._core.abort(known.id)
+            known.state = State.ENDED
 
     def reset(self, *, preempt_running: bool = False) -> bool:
         """Clear the cache; the event leaves with the next step, as in vLLM.
@@ -138,10 +144,9 @@ class Engine:
         Returns:
             False when sequences hold blocks and `preempt_running` is not set: nothing happened.
         """
-        if preempt_running:
-            for sequence in [*reversed(self._prefilling.values()), *reversed(self._decoding.values())]:
-                self._preempt(sequence)
-        return self.pool.clear()
+        is_cleared, preempted = self._core.reset(preempt_running)
+        self._note_preempted(preempted)
+        return is_cleared
 
     def step(self) -> StepResult:
         """Schedule once and account for it.
@@ -149,218 +154,44 @@ class Engine:
         Returns:
             A result with an empty `sampled` and only base duration when there was nothing to do.
         """
-        preempted: list[Sequence] = []
-        ending = self._advance_decodes(preempted)
-        decoded = list(self._decoding.values())
-        prefill = _Prefill(self.config.max_batched_tokens - len(decoded))
-        self._continue_prefills(prefill, preempted)
-        admitted = [] if preempted else self._admit(prefill)
-        self._tick += 1
-        self._context_tokens += len(decoded)
-        context_tokens = self._context_tokens
-        finished = self._end(ending) + self._begin_decodes(prefill.complete)
-        self._count(len(decoded) + len(prefill.complete), prefill.tokens, len(finished))
-        return StepResult(
-            duration_s=self.config.latency.step_s(
-                prefill_tokens=prefill.tokens,
-                attention_pairs=prefill.pairs,
-                decode_sequences=len(decoded),
-                context_tokens=context_tokens,
-            ),
-            sampled=decoded + prefill.complete,
-            finished=finished,
-            admitted=admitted,
-            preempted=preempted,
-            events=self._take_events(),
-            prefill_tokens=prefill.tokens,
-            decode_tokens=len(decoded),
+        duration_s, sampled, finished, admitted, preempted, events, prefill_tokens, decode_tokens = self._core.step()
+        found = self._sequences
+        result = StepResult(
+            duration_s=duration_s,
+            sampled=[found[id_] for id_ in sampled],
+            finished=[found[id_] for id_ in finished],
+            admitted=[found[id_] for id_, _ in admitted],
+            preempted=self._note_preempted(preempted),
+            events=[self._event(*event) for event in events],
+            prefill_tokens=prefill_tokens,
+            decode_tokens=decode_tokens,
         )
+        for id_, cached_tokens in admitted:
+            found[id_].state, found[id_].cached_tokens = State.PREFILL, cached_tokens
+        for id_ in sampled:
+            found[id_].state = State.DECODE
+        for id_ in finished:
+            found.pop(id_).state = State.ENDED
+        return result
 
-    def _count(self, generated: int, computed: int, finished: int) -> None:
-        self.counters.steps += 1
-        self.counters.generated_tokens += generated
-        self.counters.computed_tokens += computed
-        self.counters.finished += finished
+    def _note_preempted(self, ids: list[int]) -> list[_Sequence]:
+        sequences = [self._sequences[id_] for id_ in ids]
+        for sequence in sequences:
+            sequence.state = State.WAITING
+            sequence.preemptions += 1
+        return sequences
 
-    # Decode. `_tick` counts completed steps, so while a step is scheduled all counts are those of the step before.
-
-    def _advance_decodes(self, preempted: list[Sequence]) -> list[Sequence]:
-        """Give every decoding sequence the slot of one token; return those whose answer this token completes."""
-        now = self._tick + 1
-        ending: list[Sequence] = []
-        for sequence in sorted(self._due.pop(now, ()), key=_by_order):
-            if sequence.state is not State.DECODE or sequence.due != now:
-                continue  # It left, or came back with another appointment.
-            computed = self.computed_tokens(sequence)
-            if computed == len(sequence.blocks) * self.config.block_size and not self._grow(sequence, 1, preempted):
-                continue
-            computed += 1
-            if computed % self.config.block_size == 0:
-                self._register(sequence, computed)
-            emitted = self.emitted_tokens(sequence) + 1
-            if emitted >= sequence.request.output_tokens:
-                ending.append(sequence)
-            else:
-                self._appoint(sequence, now, computed, emitted)
-        return ending
-
-    def _appoint(self, sequence: Sequence, tick: int, computed: int, emitted: int) -> None:
-        """Note when a sequence, so far after `tick`, must be looked at again: new block, full block or end."""
-        size = self.config.block_size
-        wait = min(-computed % size, (-computed - 1) % size, sequence.request.output_tokens - emitted - 1)
-        sequence.due = tick + 1 + wait
-        self._due.setdefault(sequence.due, []).append(sequence)
-
-    def _begin_decodes(self, complete: list[Sequence]) -> list[Sequence]:
-        """Let sequences with a computed prompt sample their next token; return those that this ends."""
-        ending: list[Sequence] = []
-        for sequence in complete:
-            del self._prefilling[sequence.order]
-            sequence.emitted += 1
-            sequence.tick = self._tick
-            sequence.state = State.DECODE
-            self._decoding[sequence.order] = sequence
-            self._context_tokens += sequence.computed
-            if sequence.emitted >= sequence.request.output_tokens:
-                ending.append(sequence)
-            else:
-                self._appoint(sequence, self._tick, sequence.computed, sequence.emitted)
-        return self._end(ending)
-
-    def _end(self, ending: list[Sequence]) -> list[Sequence]:
-        for sequence in ending:
-            self._leave(sequence)
-            sequence.state = State.ENDED
-        return ending
-
-    # Prefill. At most one prompt is unfinished between steps: a chunk ends early only when the budget is used up.
-
-    def _continue_prefills(self, prefill: _Prefill, preempted: list[Sequence]) -> None:
-        for sequence in list(self._prefilling.values()):
-            if prefill.room > 0 and sequence.state is State.PREFILL:
-                self._compute(sequence, prefill, preempted)
-
-    def _admit(self, prefill: _Prefill) -> list[Sequence]:
-        """Admit waiting sequences in order until something is used up or the first does not fit."""
-        admitted: list[Sequence] = []
-        while self._waiting and prefill.room > 0 and self.running < self.config.max_sequences:
-            sequence = self._waiting[0]
-            total = self._known_tokens(sequence)
-            # At least one token is always computed: that is why an exact multiple hits one block less.
-            limit = (total - 1) // self.config.block_size if sequence.request.reads_cache else 0
-            hits = self.pool.lookup(sequence.request.hashes, limit)
-            needed = -(-total // self.config.block_size) - len(hits)
-            if needed > self.pool.free - self.pool.idle(hits):
-                break
-            self._waiting.popleft()
-            self._enter(sequence, hits, total)
-            admitted.append(sequence)
-            self._compute(sequence, prefill, [])
-        return admitted
-
-    def _enter(self, sequence: Sequence, hits: list[int], total: int) -> None:
-        self.pool.touch(hits)
-        self._admissions += 1
-        sequence.order = self._admissions
-        sequence.state = State.PREFILL
-        sequence.blocks = hits
-        sequence.registered = len(hits)
-        sequence.computed = len(hits) * self.config.block_size
-        self._prefilling[sequence.order] = sequence
-        if sequence.cached_tokens is not None:
-            return  # Pre-empted before: only the first admission is reported and counted.
-        sequence.cached_tokens = sequence.computed
-        self.counters.prompt_tokens += total
-        if sequence.request.reads_cache:
-            self.counters.queried_tokens += total
-            self.counters.hit_tokens += sequence.computed
-
-    def _compute(self, sequence: Sequence, prefill: _Prefill, preempted: list[Sequence]) -> None:
-        """Compute the next chunk of a prompt, unless the sequence finds no block and loses its own instead."""
-        total = self._known_tokens(sequence)
-        chunk = min(total - sequence.computed, prefill.room)
-        after = sequence.computed + chunk
-        missing = -(-after // self.config.block_size) - len(sequence.blocks)
-        if missing > 0 and not self._grow(sequence, missing, preempted):
-            return
-        prefill.add(chunk, context=sequence.computed)
-        sequence.computed = after
-        self._register(sequence, after)
-        if after == total:
-            prefill.complete.append(sequence)
-
-    def _known_tokens(self, sequence: Sequence) -> int:
-        """Tokens to compute before the next can be sampled: the prompt and, once pre-empted, the answer so far."""
-        return sequence.request.prompt_tokens + sequence.emitted
-
-    # Blocks
-
-    def _grow(self, sequence: Sequence, count: int, preempted: list[Sequence]) -> bool:
-        """Add blocks, pre-empting from the end of the running order; False when the sequence itself had to go."""
-        while self.pool.free < count:
-            victim = self._last_running()
-            self._preempt(victim)
-            preempted.append(victim)
-            if victim is sequence:
-                return False
-        sequence.blocks.extend(self.pool.allocate(count))
-        return True
-
-    def _register(self, sequence: Sequence, computed: int) -> None:
-        """Put blocks that became full into the cache and announce them."""
-        first = sequence.registered
-        full = min(computed // self.config.block_size, len(sequence.request.hashes))
-        if full <= first:
-            return
-        self.pool.register(sequence.blocks[first:full], sequence.request.hashes[first:full])
-        sequence.registered = full
-        self.pool.events.append(Stored(sequence.request, first, full - first))
-
-    def _last_running(self) -> Sequence:
-        """Return the sequence admitted last: an unfinished prefill, or the newest that decodes."""
-        return next(reversed((self._prefilling or self._decoding).values()))
-
-    def _preempt(self, sequence: Sequence) -> None:
-        self._leave(sequence)
-        sequence.preemptions += 1
-        self.counters.preemptions += 1
-        sequence.state = State.WAITING
-        sequence.computed = 0
-        self._waiting.appendleft(sequence)
-
-    def _leave(self, sequence: Sequence) -> None:
-        """Take a sequence out of the running ones and give its blocks back."""
-        if sequence.state is State.DECODE:
-            del self._decoding[sequence.order]
-            self._context_tokens -= self.computed_tokens(sequence)
-            sequence.emitted = self.emitted_tokens(sequence)
-        else:
-            del self._prefilling[sequence.order]
-        self.pool.release(sequence.blocks)
-        sequence.blocks = []
-        sequence.registered = 0
-
-    def _take_events(self) -> list[CacheEvent]:
-        events = self.pool.events
-        self.pool.events = []
-        return events
+    def _event(self, kind: str, subject: int, first: int, blocks: int) -> CacheEvent:
+        if kind == "stored":
+            return Stored(self._sequences[subject].request, first, blocks)
+        if kind == "removed":
+            return Removed(subject)
+        if kind == "cleared":
+            return Cleared()
+        moved, _, tier = kind.partition("_")
+        return Offloaded(subject, tier) if moved == "offloaded" else Dropped(subject, tier)
 
 
-class _Prefill:
-    """Prefill work of one step, as it adds up."""
-
-    def __init__(self, room: int) -> None:
-        self.room = room
-        self.tokens = 0
-        self.pairs = 0.0
-        self.complete: list[Sequence] = []
-
-    def add(self, chunk: int, *, context: int) -> None:
-        """Take note of `chunk` tokens computed behind `context` earlier ones."""
-        self.room -= chunk
-        self.tokens += chunk
-        self.pairs += chunk * (context + 0.5 * (chunk + 1))
-
-
-def _by_order(sequence: Sequence) -> int:
-    return sequence.order
+def _own(sequence: Sequence) -> _Sequence:
+    assert isinstance(sequence, _Sequence)  # `submit` made it.
+    return sequence

@@ -20,6 +20,8 @@ PLAIN_NUMBERS = {
     "block_size": "tokens, by the glossary",
     "block_size_default": "tokens, by the glossary",
     "load_bound": "a ratio",
+    "share": "a share",
+    "margin": "a share",
     "priority_step": "a ratio",
     "arrival_weight": "a weight",
     "memory_weight": "a weight",

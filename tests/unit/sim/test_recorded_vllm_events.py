@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import cache
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
+import pytest
+from warmfront.reference import engine as reference
+from warmfront.reference.request import CacheEvent, Cleared, EngineRequest, Removed, Stored
 from warmfront.sim.engine import Engine, EngineConfig
 from warmfront.sim.hashing import chain_hashes
 from warmfront.sim.latency import preset
-from warmfront.sim.request import CacheEvent, Cleared, EngineRequest, Removed, Stored
 
 RECORDING = Path(__file__).parents[2] / "fixtures" / "vllm" / "events_main_int_bs128.jsonl"
 CONCURRENT_SCENARIO = "concurrent_preempt"
@@ -21,12 +23,19 @@ STEPS_BEFORE_RESET = 2
 """Steps after the first one until that reset. Not recorded; any small number gives these events."""
 BLOCK_SIZE = 128
 
+AnyEngine = Engine | reference.Engine
+Make = Callable[[EngineConfig], AnyEngine]
 Plain = tuple[Any, ...]
 
 
-def test_requests_one_by_one_give_the_events_that_vllm_gave() -> None:
+@pytest.fixture(params=[Engine, reference.Engine], ids=["core", "reference"])
+def make(request: pytest.FixtureRequest) -> Make:
+    return request.param  # type: ignore[no-any-return]
+
+
+def test_requests_one_by_one_give_the_events_that_vllm_gave(make: Make) -> None:
     lines = _lines_before_concurrency()
-    engine = _engine()
+    engine = _engine(make)
     ours = _Renamed()
     for line in lines:
         if line["kind"] == "http":
@@ -36,8 +45,8 @@ def test_requests_one_by_one_give_the_events_that_vllm_gave() -> None:
     assert ours.events == theirs
 
 
-def test_concurrent_requests_with_preemption_and_reset_give_the_events_that_vllm_gave() -> None:
-    engine = _engine()
+def test_concurrent_requests_with_preemption_and_reset_give_the_events_that_vllm_gave(make: Make) -> None:
+    engine = _engine(make)
     ours = _Renamed(with_tokens=False)  # What vLLM answered is only partly in the recording.
     for line in _lines_before_concurrency():
         if line["kind"] == "http":
@@ -58,8 +67,8 @@ def test_concurrent_requests_with_preemption_and_reset_give_the_events_that_vllm
     assert engine.counters.preemptions > 7
 
 
-def test_reported_cached_tokens_are_those_of_vllm() -> None:
-    engine = _engine()
+def test_reported_cached_tokens_are_those_of_vllm(make: Make) -> None:
+    engine = _engine(make)
     for line in _lines_before_concurrency():
         if line["kind"] != "http" or _reset_if_asked(engine, line):
             continue
@@ -69,8 +78,8 @@ def test_reported_cached_tokens_are_those_of_vllm() -> None:
         assert sequences[-1].cached_tokens == line["usage"]["prompt_tokens_details"]["cached_tokens"], line["scenario"]
 
 
-def _engine() -> Engine:
-    return Engine(
+def _engine(make: Make) -> AnyEngine:
+    return make(
         EngineConfig(
             latency=preset("demo").latency,
             blocks=40,
@@ -149,7 +158,7 @@ def _plain_of_ours(event: CacheEvent) -> Plain:
     return "cleared", (), None, ()
 
 
-def _events_of(engine: Engine, request: dict[str, Any], line: dict[str, Any]) -> list[Plain]:
+def _events_of(engine: AnyEngine, request: dict[str, Any], line: dict[str, Any]) -> list[Plain]:
     if _reset_if_asked(engine, line):
         return []
     _submit(engine, request["body"], _sampled(line))
@@ -159,7 +168,7 @@ def _events_of(engine: Engine, request: dict[str, Any], line: dict[str, Any]) ->
     return [_plain_of_ours(event) for event in events]
 
 
-def _reset_if_asked(engine: Engine, line: dict[str, Any]) -> bool:
+def _reset_if_asked(engine: AnyEngine, line: dict[str, Any]) -> bool:
     if line["request"]["path"] != "/reset_prefix_cache":
         return False
     assert engine.reset()
@@ -179,7 +188,7 @@ def _sampled(line: dict[str, Any]) -> list[int]:
     raise AssertionError("the recording has no such block")
 
 
-def _submit(engine: Engine, body: dict[str, Any], sampled: list[int]) -> list[Any]:
+def _submit(engine: AnyEngine, body: dict[str, Any], sampled: list[int]) -> list[Any]:
     prompts = body["prompt"] if isinstance(body["prompt"][0], list) else [body["prompt"]]
     answer = (sampled + [0] * body["max_tokens"])[: body["max_tokens"]]
     return [engine.submit(_request(body, prompt, answer)) for prompt in prompts for _ in range(body.get("n", 1))]

@@ -122,7 +122,8 @@ impl Pool {
 }
 
 impl Replica {
-    pub(super) fn new(slot: Slot, update: &ReplicaUpdate, block_size: u32, feed: Feed, events: EventState) -> Self {
+    /// A replica as an update tells it.
+    pub fn new(slot: Slot, update: &ReplicaUpdate, block_size: u32, feed: Feed, events: EventState) -> Self {
         let events = Arc::new(Mutex::new(events));
         Self::with_events(slot, update, (block_size, feed), events)
     }

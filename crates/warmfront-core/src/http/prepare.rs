@@ -21,7 +21,7 @@ use crate::error::{Face, INTERNAL_ERROR, INVALID_BODY, MODEL_NOT_FOUND, NO_READY
 use crate::fleet::{FleetView, Pool, Tokens};
 use crate::mailbox::{Basis, RequestFacts, RequestId, Route};
 use crate::metrics::Metrics;
-use crate::requests::Prompt;
+use crate::requests::{Prompt, prefix_key};
 use crate::tokenize::{Fallback, Prompts, Tokenizer};
 
 /// Bodies up to this are prepared on the I/O thread: below about 0.2 ms of work, a hop to another thread costs more than
@@ -29,8 +29,6 @@ use crate::tokenize::{Fallback, Prompts, Tokenizer};
 const INLINE_BYTES_MAX: usize = 16 * 1024;
 /// Where tokens cannot be had: bytes of English and of code a token.
 const BYTES_PER_TOKEN: usize = 4;
-/// Requests whose prompts agree in so many leading tokens share a prefix key.
-const PREFIX_KEY_TOKENS: u32 = 256;
 /// Reason of a fallback while the pool's tokenizer is being read.
 const TOKENIZER_LOADING: &str = "tokenizer_loading";
 /// How much of an unknown model's name is repeated to the client.
@@ -128,7 +126,7 @@ impl Preparer {
             turn: parsed.turns,
             output_tokens_max: parsed.output_tokens_max,
             affinity_key: headers::session_key(&ask.headers).or(session),
-            prefix_key: blocks.prefix_key(),
+            prefix_key: prefix_key(&blocks.hashes),
             stream: parsed.stream,
             fallback: blocks.fallback.map(str::to_owned),
         };
@@ -234,13 +232,6 @@ impl Blocks {
             hashes: Vec::new(),
             fallback: None,
         }
-    }
-
-    /// The hash at [`PREFIX_KEY_TOKENS`], or the last one of a shorter prompt.
-    fn prefix_key(&self) -> u64 {
-        let Some((block_size, hashes)) = self.hashes.first() else { return 0 };
-        let row = (PREFIX_KEY_TOKENS / block_size.max(&1)).max(1) as usize - 1;
-        hashes.get(row).or(hashes.last()).map_or(0, |hash| hash.0)
     }
 }
 

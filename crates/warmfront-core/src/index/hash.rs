@@ -6,7 +6,7 @@
 use std::hash::{BuildHasherDefault, Hasher};
 
 /// A map keyed by hashes and small numbers.
-pub(super) type FastMap<K, V> = hashbrown::HashMap<K, V, BuildHasherDefault<Mix>>;
+pub type FastMap<K, V> = hashbrown::HashMap<K, V, BuildHasherDefault<Mix>>;
 
 /// Spreads a 64-bit key over the whole word.
 #[inline]
@@ -15,8 +15,9 @@ pub(super) fn mix(key: u64) -> u64 {
     (product as u64) ^ ((product >> 64) as u64)
 }
 
-#[derive(Default)]
-pub(super) struct Mix(u64);
+/// The hasher of [`FastMap`].
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Mix(u64);
 
 impl Hasher for Mix {
     fn write(&mut self, bytes: &[u8]) {

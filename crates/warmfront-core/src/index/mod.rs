@@ -27,7 +27,7 @@ use dispatch::{Ages, InFlight};
 pub(crate) use facts::Removal;
 use ghosts::Ghosts;
 pub(crate) use groups::Place;
-use hash::FastMap;
+pub use hash::FastMap;
 pub use overlap::OverlapColumns;
 use slots::SlotState;
 pub use slots::SlotStats;

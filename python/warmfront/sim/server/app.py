@@ -11,10 +11,10 @@ from aiohttp import web
 
 from warmfront.clock import Clock, wall_time_s
 from warmfront.errors import InvalidRequestError
+from warmfront.reference.request import CacheEvent, EngineRequest, StepResult
 from warmfront.sim.answers import AnswerWriter
 from warmfront.sim.engine import Engine
 from warmfront.sim.hashing import chain_hashes
-from warmfront.sim.request import CacheEvent, EngineRequest, StepResult
 from warmfront.sim.server.anthropic import Messages
 from warmfront.sim.server.bodies import Handler, NotFoundError, OverloadError, body_of, errors, string_of
 from warmfront.sim.server.dialect import Body, Dialect

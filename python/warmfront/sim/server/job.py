@@ -6,8 +6,8 @@ import asyncio
 import json
 from dataclasses import dataclass, field
 
+from warmfront.reference.request import Sequence
 from warmfront.sim.answers import Answer
-from warmfront.sim.request import Sequence
 
 
 @dataclass(slots=True, eq=False)

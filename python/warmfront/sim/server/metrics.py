@@ -9,8 +9,8 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
+from warmfront.reference.request import StepResult
 from warmfront.sim.engine import Engine
-from warmfront.sim.request import StepResult
 from warmfront.sim.server.job import Choice
 
 SHORT_BOUNDS_S = (
@@ -104,7 +104,7 @@ class EngineMetrics:
         return {
             "vllm:num_requests_running": engine.running,
             "vllm:num_requests_waiting": engine.waiting,
-            "vllm:kv_cache_usage_perc": engine.pool.usage,
+            "vllm:kv_cache_usage_perc": engine.kv_usage,
         }
 
     def _counters(self) -> dict[str, float]:

@@ -10,7 +10,7 @@ import json
 
 from aiohttp import HttpVersion11, web
 
-from warmfront.sim.request import Sequence as EngineSequence
+from warmfront.reference.request import Sequence as EngineSequence
 from warmfront.sim.server.dialect import Dialect
 from warmfront.sim.server.job import Choice, Job
 from warmfront.sim.server.metrics import EngineMetrics

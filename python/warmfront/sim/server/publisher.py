@@ -21,7 +21,7 @@ import zmq.asyncio
 
 from warmfront.clock import wall_time_s
 from warmfront.errors import WarmfrontError
-from warmfront.sim.request import CacheEvent, Cleared, Removed, Stored
+from warmfront.reference.request import CacheEvent, Cleared, Dropped, Offloaded, Removed, Stored
 
 log = logging.getLogger(__name__)
 
@@ -118,6 +118,10 @@ class KvPublisher:
                 return self._stored(event)
             case Removed():
                 return {"type": "BlockRemoved", "block_hashes": [event.hash], "medium": "GPU", "group_idx": 0}
+            case Offloaded():
+                return _placeholder(event)
+            case Dropped():
+                return {"type": "BlockRemoved", "block_hashes": [event.hash], "medium": event.tier.upper()}
             case Cleared():
                 return {"type": "AllBlocksCleared"}
 
@@ -166,6 +170,19 @@ async def replaying(publisher: KvPublisher) -> AsyncIterator[None]:
         with contextlib.suppress(asyncio.CancelledError):
             await task
         publisher.close()
+
+
+def _placeholder(event: Offloaded) -> dict[str, Any]:
+    """A move to a slower tier, which names blocks and says nothing of their content."""
+    return {
+        "type": "BlockStored",
+        "block_hashes": [event.hash],
+        "parent_block_hash": None,
+        "token_ids": [],
+        "block_size": 0,
+        "lora_id": None,
+        "medium": event.tier.upper(),
+    }
 
 
 def _bind(socket: zmq.Socket[Any], endpoint: str) -> None:

@@ -7,12 +7,13 @@ let out, as on a real GPU. When the machine is late the next step starts at its 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from collections.abc import Sequence as Row
 from typing import Protocol
 
 from warmfront.clock import Clock
+from warmfront.reference.request import CacheEvent, EngineRequest, Sequence, StepResult
 from warmfront.sim.engine import Engine
-from warmfront.sim.request import CacheEvent, EngineRequest, Sequence, StepResult
 
 LATENESS_S_MAX = 0.25
 """A step that would have started longer ago starts now: the machine could not keep up, and time is lost."""
@@ -44,13 +45,21 @@ class Observer(Protocol):
 class Runner:
     """One engine and the listeners of its sequences."""
 
-    def __init__(self, engine: Engine, clock: Clock, observer: Observer) -> None:
-        """Wrap an engine; `run` moves it."""
+    def __init__(
+        self,
+        engine: Engine,
+        clock: Clock,
+        observer: Observer,
+        *,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        """Wrap an engine; `run` moves it, and waits by `sleep` for each step to end."""
         self.engine = engine
         self._clock = clock
         self._observer = observer
         self._listeners: dict[Sequence, Listener] = {}
         self._work = asyncio.Event()
+        self._sleep = sleep
 
     def submit(self, request: EngineRequest, listener: Listener) -> Sequence:
         """Queue a request; raises as `Engine.submit`."""
@@ -74,7 +83,7 @@ class Runner:
                 due_s = self._clock.now_s()
             result = self.engine.step()
             due_s = max(due_s, self._clock.now_s() - LATENESS_S_MAX) + result.duration_s
-            await asyncio.sleep(max(0.0, due_s - self._clock.now_s()))
+            await self._sleep(max(0.0, due_s - self._clock.now_s()))
             self._deliver(result)
 
     def _deliver(self, result: StepResult) -> None:

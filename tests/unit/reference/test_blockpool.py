@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-from warmfront.sim.blockpool import BlockPool
-from warmfront.sim.request import Removed
+from warmfront.reference.blockpool import BlockPool
+from warmfront.reference.request import Removed
 
 
 def test_allocation_takes_the_least_recently_freed_and_the_tail_of_a_sequence_first() -> None:

@@ -1,13 +1,13 @@
-"""What goes into the engine model and what comes out of a step.
+"""What goes into an engine model and what comes out of a step: the nouns of the core's engine and of the reference.
 
 A request arrives with its answer: the model decides *when* tokens come, never which. Blocks are named by hashes that
-the caller computes (`hashing.chain_hashes`, or ids of a trace), so the model itself never looks at a token.
+the caller computes (`sim.hashing.chain_hashes`, or ids of a trace), so the model itself never looks at a token.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence as Row
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 
 
@@ -61,7 +61,23 @@ class Cleared:
     """Everything has left the cache."""
 
 
-CacheEvent = Stored | Removed | Cleared
+@dataclass(frozen=True, slots=True)
+class Offloaded:
+    """A block lies on a slower tier now, `cpu` or `disk`."""
+
+    hash: int
+    tier: str
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """A block has left a slower tier."""
+
+    hash: int
+    tier: str
+
+
+CacheEvent = Stored | Removed | Cleared | Offloaded | Dropped
 
 
 class State(Enum):
@@ -82,18 +98,6 @@ class Sequence:
     cached_tokens: int | None = None
     """Prompt tokens found in the cache at first admission; `None` before."""
     preemptions: int = 0
-    order: int = 0
-    """Number of the last admission: running sequences are served in this order."""
-    blocks: list[int] = field(default_factory=list)
-    registered: int = 0
-    """Leading blocks that are in the cache under their hash."""
-    computed: int = 0
-    """Tokens with KV when `tick` was current; see `Engine.computed_tokens`."""
-    emitted: int = 0
-    """Answer tokens produced when `tick` was current."""
-    tick: int = 0
-    due: int = 0
-    """Tick at which a decoding sequence next needs more than one more token of context."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,13 +105,32 @@ class StepResult:
     """What one engine step did. Outputs become visible when the step ends, `duration_s` after it began."""
 
     duration_s: float
-    sampled: list[Sequence]
+    sampled: Row[Sequence]
     """Sequences that produced one token, in running order: decodes, then those whose prefill is complete."""
-    finished: list[Sequence]
+    finished: Row[Sequence]
     """Those of `sampled` whose answer is complete."""
-    admitted: list[Sequence]
-    preempted: list[Sequence]
+    admitted: Row[Sequence]
+    preempted: Row[Sequence]
     events: list[CacheEvent]
     """In true order, with what happened since the step before (a reset)."""
     prefill_tokens: int
     decode_tokens: int
+
+
+@dataclass(slots=True)
+class Counters:
+    """Totals since the start, as vLLM counts them."""
+
+    steps: int = 0
+    queried_tokens: int = 0
+    hit_tokens: int = 0
+    prompt_tokens: int = 0
+    generated_tokens: int = 0
+    computed_tokens: int = 0
+    """Prompt tokens computed, those after a pre-emption included."""
+    preemptions: int = 0
+    finished: int = 0
+    aborted: int = 0
+    loaded_tokens: int = 0
+    """Read back from slower tiers."""
+    adapter_loads: int = 0

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from warmfront.sim.request import CacheEvent, Cleared, Removed
+from warmfront.reference.request import CacheEvent, Cleared, Removed
 
 
 class BlockPool:

@@ -1,0 +1,119 @@
+"""What the router knows of caches: late, lost or no events, tiers, adapters, engines that reuse nothing."""
+
+from __future__ import annotations
+
+from support.lab import Chats, Given, regime
+from warmfront.lab.model import EngineSpec, EventSpec, RunResult, Segment, SimRequest
+from warmfront.lab.run import run_source
+
+H100 = "llama-3.1-8b-h100"
+
+
+def chats(*engines: EngineSpec, events: EventSpec | None = None) -> RunResult:
+    source = Chats(seed=5, sessions=150, rate=15.0)
+    return run_source(regime(*engines, events=events), source, "marginal_cost", 1.0, 5)
+
+
+def given(*requests: SimRequest, engine: EngineSpec, policy: str = "round_robin") -> RunResult:
+    return run_source(regime(engine), Given(*requests), policy, 1.0, 0)
+
+
+def ask(key: int, at_s: float, *prompt: Segment, output: int = 8, adapter: str | None = None) -> SimRequest:
+    return SimRequest(key, at_s, prompt, output, adapter=adapter)
+
+
+def hits(result: RunResult) -> int:
+    return sum(each.cached_tokens for each in result.outcomes)
+
+
+def errors(result: RunResult) -> int:
+    return sum(abs(each.cached_tokens - each.predicted_tokens) for each in result.outcomes)
+
+
+def test_late_events_make_predictions_worse_and_lost_ones_worse_still() -> None:
+    prompt = chats(events=EventSpec(delay_s=0.0))
+    late = chats(events=EventSpec(delay_s=5.0))
+    lossy = chats(events=EventSpec(delay_s=5.0, loss=0.2))
+    assert errors(prompt) < errors(late) < errors(lossy)
+
+
+def test_without_events_the_router_predicts_from_its_own_dispatches() -> None:
+    result = chats(events=EventSpec(publish=False))
+    assert sum(each.predicted_tokens for each in result.outcomes) > 0.8 * hits(result) > 0
+
+
+def test_an_engine_without_caching_reuses_nothing_though_its_events_say_so() -> None:
+    result = chats(EngineSpec(H100, count=4, caching=False))
+    assert hits(result) == 0
+    assert sum(each.predicted_tokens for each in result.outcomes) > 0
+
+
+def small(**tiers: int) -> EngineSpec:
+    """A device that holds two prompts of 6,400 tokens at most."""
+    return EngineSpec(H100, kv_tokens=16_000, **tiers)
+
+
+PROMPTS = [ask(number, 10.0 * number, (1 + number % 4, 6400)) for number in range(8)]
+"""Four prompts one after the other, and once more."""
+
+
+def test_evicted_blocks_are_found_in_host_memory_and_loaded_for_their_price() -> None:
+    without, host = given(*PROMPTS, engine=small()), given(*PROMPTS, engine=small(host_tokens=64_000))
+    assert hits(without) == 0
+    assert [each.cached_tokens for each in host.outcomes[4:]] == [6336] * 4
+    cold, loaded = host.outcomes[0], host.outcomes[4]
+    assert cold.first_token_s is not None
+    assert loaded.first_token_s is not None
+    cold_s, loaded_s = cold.first_token_s - cold.arrived_s, loaded.first_token_s - loaded.arrived_s
+    assert 6336 * 5.5e-6 < loaded_s < 0.5 * cold_s
+
+
+def test_what_falls_out_of_host_memory_is_found_on_disk() -> None:
+    disk = given(*PROMPTS, engine=small(host_tokens=6400, disk_tokens=64_000))
+    host = given(*PROMPTS, engine=small(host_tokens=64_000))
+    assert [each.cached_tokens for each in disk.outcomes[4:]] == [6336] * 4
+    assert disk.busy_s[0] > host.busy_s[0]
+
+
+def test_the_router_knows_what_lies_in_host_memory() -> None:
+    result = given(*PROMPTS, engine=small(host_tokens=64_000), policy="marginal_cost")
+    assert [each.predicted_tokens for each in result.outcomes[4:]] == [6336] * 4
+
+
+def test_an_adapter_that_is_not_resident_is_loaded_first() -> None:
+    engine = EngineSpec(H100, adapters=("north", "south"), adapter_slots=1)
+    result = given(
+        ask(0, 0.0, (1, 100), adapter="north"),
+        ask(1, 10.0, (2, 100), adapter="north"),
+        ask(2, 20.0, (3, 100), adapter="south"),
+        engine=engine,
+    )
+    first, again, other = (
+        each.first_token_s - each.arrived_s for each in result.outcomes if each.first_token_s is not None
+    )
+    assert first - again > 0.019
+    assert other - again > 0.019
+
+
+def test_one_prompt_under_two_adapters_shares_nothing() -> None:
+    engine = EngineSpec(H100, adapters=("north", "south"))
+    result = given(
+        *(
+            ask(number, 10.0 * number, (1, 640), adapter=name)
+            for number, name in enumerate(["north", "south", "north"])
+        ),
+        engine=engine,
+    )
+    assert [each.cached_tokens for each in result.outcomes] == [0, 0, 576]
+
+
+def test_a_request_goes_only_where_its_adapter_is() -> None:
+    requests = [ask(number, 1.0 * number, (number, 100), adapter="north") for number in range(6)]
+    fleet = regime(EngineSpec(H100, count=2), EngineSpec(H100, adapters=("north",)))
+    result = run_source(fleet, Given(*requests), "round_robin", 1.0, 0)
+    assert {each.slot for each in result.outcomes} == {2}
+
+
+def test_a_request_longer_than_the_engine_takes_is_refused_by_it() -> None:
+    result = given(ask(0, 0.0, (1, 20_000)), ask(1, 1.0, (1, 100)), engine=small())
+    assert [each.error for each in result.outcomes] == ["status_400", None]
