@@ -30,6 +30,9 @@ CREDIT_PRIOR_TOKENS = 2000.0
 CREDIT_FORGET = 0.99
 PREFILL_SHARE_MAX = 0.25
 """Share of prefill in an interval above which its gaps say nothing about decoding."""
+REGRET_INTERVAL_S = 1.0
+REGRET_EVICTIONS_MAX = 20_000.0
+"""Evictions of a replica beyond which older ones count half."""
 GROUPS_MAX = 8
 """First tokens after which a long busy period is cut into a sample."""
 
@@ -52,7 +55,8 @@ class Credit:
         """Return the row for an age; negative means never sent."""
         if age_s < 0:
             return AGE_BUCKETS
-        return min(AGE_BUCKETS - 1, int(age_s * 4.0).bit_length())
+        bucket = int(age_s * 4.0).bit_length()
+        return bucket if bucket < AGE_BUCKETS else AGE_BUCKETS - 1
 
     def learn(self, bucket: int, *, exact: bool, predicted_tokens: int, reported_tokens: int) -> None:
         """Compare one answer with its prediction. More than predicted counts as all of it."""
@@ -62,6 +66,62 @@ class Credit:
         reported[bucket] = CREDIT_FORGET * reported[bucket] + min(reported_tokens, predicted_tokens)
         predicted[bucket] = CREDIT_FORGET * predicted[bucket] + predicted_tokens
         self.factor[exact][bucket] = reported[bucket] / predicted[bucket]
+
+
+class Regret:
+    """g: probability that an evicted token is wanted again, by replica.
+
+    The index counts evictions since the start, and those asked for again. Old ones are forgotten here, or a day of one
+    kind of traffic would decide what the next hour's evictions cost.
+    """
+
+    def __init__(self, config: CostConfig) -> None:
+        self._prior, self._prior_evictions = config.regret_prior, config.regret_prior_evictions
+        self._counts: list[tuple[float, float]] = []
+        """By slot: evicted and regretted blocks, halved whenever they are many."""
+        self._seen: list[tuple[int, int] | None] = []
+        self._followed_s: float | None = None
+        self.share: list[float] = []
+        """g by slot."""
+
+    def grow(self) -> None:
+        """Add a row."""
+        self._counts.append((0.0, 0.0))
+        self._seen.append(None)
+        self.share.append(self._prior)
+
+    def reset(self, slot: Slot) -> None:
+        """Forget a replica: the slot belongs to another one now."""
+        self._counts[slot], self._seen[slot], self.share[slot] = (0.0, 0.0), None, self._prior
+
+    def follow(self, now_s: float, evicted: list[int], regretted: list[int]) -> None:
+        """Take over the counters of the index, at most once in `REGRET_INTERVAL_S`.
+
+        Args:
+            now_s: Present.
+            evicted: Blocks removed since the start, by slot. Fewer than before: an overlap that knows nothing.
+            regretted: Those of them that were asked for again.
+        """
+        if self._followed_s is not None and now_s - self._followed_s < REGRET_INTERVAL_S:
+            return
+        self._followed_s = now_s
+        # An overlap may have rows for slots that are not known here yet.
+        rows = zip(self._seen.copy(), zip(evicted, regretted, strict=True), strict=False)
+        for slot, (before, counters) in enumerate(rows):
+            if before is not None and counters[0] < before[0]:
+                continue
+            self._seen[slot] = counters
+            if before is not None and before != counters:
+                self._add(slot, counters[0] - before[0], counters[1] - before[1])
+
+    def _add(self, slot: int, evicted: int, regretted: int) -> None:
+        total_evicted, total_regretted = self._counts[slot]
+        total_evicted, total_regretted = total_evicted + evicted, total_regretted + regretted
+        pseudo = self._prior_evictions
+        self.share[slot] = min(1.0, (total_regretted + self._prior * pseudo) / (total_evicted + pseudo))
+        if total_evicted > REGRET_EVICTIONS_MAX:
+            total_evicted, total_regretted = 0.5 * total_evicted, 0.5 * total_regretted
+        self._counts[slot] = total_evicted, total_regretted
 
 
 class Continuation:
@@ -79,9 +139,9 @@ class Continuation:
 
     def arrived(self, turn: int) -> None:
         """Count a request at `turn` as successor of one at the turn before."""
-        bucket = min(turn, TURN_BUCKETS - 1)
+        bucket = turn if turn < TURN_BUCKETS else TURN_BUCKETS - 1
         if turn > 0:
-            self._successors[min(turn - 1, TURN_BUCKETS - 1)] += 1.0
+            self._successors[turn - 1 if turn <= TURN_BUCKETS else TURN_BUCKETS - 1] += 1.0
         self._requests[bucket] = CONTINUATION_FORGET * self._requests[bucket] + 1.0
         self._successors[bucket] *= CONTINUATION_FORGET
         self._arrivals += 1
@@ -121,6 +181,7 @@ class Learned:
         self.decode = DecodeModel(config)
         self.credit = Credit()
         self.continuation = Continuation(config.future_turns_max)
+        self.regret = Regret(config)
         self.output_tokens = OUTPUT_PRIOR_TOKENS
         """ô."""
         self.new_tokens = NEW_PRIOR_TOKENS
@@ -136,6 +197,7 @@ class Learned:
         """Add a row."""
         self.prefill.grow()
         self.decode.grow()
+        self.regret.grow()
         self.residence_s.append(RESIDENCE_PRIOR_S)
         self._busy.append(None)
         self._prefilled_s.append(0.0)
@@ -145,13 +207,16 @@ class Learned:
         """Forget a replica: the slot belongs to another one now."""
         self.prefill.reset(slot)
         self.decode.reset(slot)
+        self.regret.reset(slot)
         self.residence_s[slot] = RESIDENCE_PRIOR_S
         self._busy[slot], self._prefilled_s[slot], self._paced_s[slot] = None, 0.0, None
 
     def expected_output_tokens(self, output_tokens_max: int | None) -> float:
         """ô of one request: never more than it asked for."""
         expected = max(OUTPUT_TOKENS_MIN, self.output_tokens)
-        return expected if output_tokens_max is None else min(expected, float(output_tokens_max))
+        if output_tokens_max is None or output_tokens_max > expected:
+            return expected
+        return float(output_tokens_max)
 
     def dispatched(self, slot: Slot, now_s: float, *, new_tokens: float, alone: bool, usable: bool) -> None:
         """Note the start of a prefill; `alone` when nothing else is pending there.
@@ -170,8 +235,20 @@ class Learned:
         if busy is not None and not usable:
             busy.usable = False
 
-    def first_token(self, slot: Slot, now_s: float, *, new_tokens: float, prompt_tokens: int, last: bool) -> None:
-        """Note the end of a prefill; `last` when nothing is pending behind it."""
+    def first_token(
+        self, slot: Slot, now_s: float, *, new_tokens: float, prompt_tokens: int, last: bool, usable: bool = True
+    ) -> None:
+        """Note the end of a prefill.
+
+        Args:
+            slot: Where.
+            now_s: When.
+            new_tokens: Computed.
+            prompt_tokens: Of the whole prompt.
+            last: Nothing is pending behind it.
+            usable: A sample that begins now would say something about prefill: memory delays nobody, and the first
+                tokens of all that is pending will be seen.
+        """
         self._prefilled_s[slot] += self.prefill.seconds(slot, new_tokens, prompt_tokens)
         busy = self._busy[slot]
         if busy is None:
@@ -185,7 +262,7 @@ class Learned:
             return
         if busy.usable:
             self.prefill.sample(slot, now_s - busy.start_s, busy.tokens, busy.pairs)
-        self._busy[slot] = None if last else BusyPeriod(now_s, now_s, usable=busy.usable)
+        self._busy[slot] = None if last else BusyPeriod(now_s, now_s, usable=usable)
 
     def abandoned(self, slot: Slot, *, last: bool) -> None:
         """Note a prefill that ended without a visible first token: its busy period teaches nothing."""

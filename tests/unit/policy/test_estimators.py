@@ -4,7 +4,7 @@ import random
 
 import pytest
 from warmfront.config import CostConfig
-from warmfront.policy.estimators import Continuation, Credit, Learned
+from warmfront.policy.estimators import Continuation, Credit, Learned, Regret
 from warmfront.policy.latency import DecodeModel, PrefillModel
 from warmfront.types import Slot
 
@@ -154,3 +154,47 @@ def test_expected_outputs_never_exceed_what_was_asked_for() -> None:
     learned = Learned(CostConfig())
     assert learned.expected_output_tokens(16) == 16
     assert learned.expected_output_tokens(None) == 200
+
+
+def regret(slots: int = 1) -> Regret:
+    made = Regret(CostConfig())
+    for _ in range(slots):
+        made.grow()
+    return made
+
+
+def test_evicted_blocks_that_nobody_wants_again_make_evictions_cheap() -> None:
+    made = regret(2)
+    for second in range(40):
+        made.follow(second, [1000 * second, 1000 * second], [0, 900 * second])
+    assert made.share[0] < 0.1
+    assert made.share[1] > 0.8
+
+
+def test_what_was_evicted_long_ago_is_forgotten() -> None:
+    made = regret()
+    evicted = regretted = 0
+    for second in range(200):
+        evicted += 1000
+        regretted += 1000 if second < 100 else 0
+        made.follow(float(second), [evicted], [regretted])
+    assert made.share[0] < 0.1
+
+
+def test_an_overlap_that_knows_no_evictions_is_passed_over() -> None:
+    made = regret()
+    made.follow(0.0, [50_000], [0])
+    made.follow(2.0, [0], [0])
+    made.follow(4.0, [50_000], [0])
+    assert made.share[0] == CostConfig().regret_prior
+
+
+def test_a_long_busy_period_is_judged_anew_at_each_cut() -> None:
+    learned = Learned(CostConfig())
+    learned.grow()
+    slot = Slot(0)
+    learned.dispatched(slot, 0.0, new_tokens=2000, alone=True, usable=False)
+    for number in range(1, 17):
+        learned.dispatched(slot, 0.0, new_tokens=2000, alone=False, usable=number > 1)
+        learned.first_token(slot, 0.2 * number, new_tokens=2000, prompt_tokens=2000, last=False, usable=True)
+    assert learned.prefill.samples == 1
