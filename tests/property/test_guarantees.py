@@ -1,4 +1,4 @@
-"""What `marginal_cost` promises, whatever the fleet, the cache and the traffic. Stated in docs/explanation/policies.md."""
+"""What `marginal_cost` promises whatever fleet, cache and traffic are. Stated in docs/explanation/policies.md."""
 
 from __future__ import annotations
 

@@ -33,6 +33,8 @@ PREFILL_SHARE_MAX = 0.25
 REGRET_INTERVAL_S = 1.0
 REGRET_EVICTIONS_MAX = 20_000.0
 """Evictions of a replica beyond which older ones count half."""
+GAP_BOUND = 0.9
+"""A gap stretched by prefill is believed when it is below this part of what was expected without."""
 GROUPS_MAX = 8
 """First tokens after which a long busy period is cut into a sample."""
 
@@ -171,6 +173,10 @@ class BusyPeriod:
     pairs: float = 0.0
     groups: int = 0
     usable: bool = True
+    unresolved: int = 0
+    """Requests in it whose cached tokens are a guess that their answers will correct."""
+    seconds: float | None = None
+    """How long it took, once it is over."""
 
 
 class Learned:
@@ -192,6 +198,8 @@ class Learned:
         self._prefilled_s: list[float] = []
         """Predicted prefill seconds that ended since gaps were last reported."""
         self._paced_s: list[float | None] = []
+        self._was_prefilling: list[bool] = []
+        """A prefill was going on when gaps were last reported."""
 
     def grow(self) -> None:
         """Add a row."""
@@ -202,6 +210,7 @@ class Learned:
         self._busy.append(None)
         self._prefilled_s.append(0.0)
         self._paced_s.append(None)
+        self._was_prefilling.append(False)
 
     def reset(self, slot: Slot) -> None:
         """Forget a replica: the slot belongs to another one now."""
@@ -210,6 +219,7 @@ class Learned:
         self.regret.reset(slot)
         self.residence_s[slot] = RESIDENCE_PRIOR_S
         self._busy[slot], self._prefilled_s[slot], self._paced_s[slot] = None, 0.0, None
+        self._was_prefilling[slot] = False
 
     def expected_output_tokens(self, output_tokens_max: int | None) -> float:
         """ô of one request: never more than it asked for."""
@@ -236,8 +246,16 @@ class Learned:
             busy.usable = False
 
     def first_token(
-        self, slot: Slot, now_s: float, *, new_tokens: float, prompt_tokens: int, last: bool, usable: bool = True
-    ) -> None:
+        self,
+        slot: Slot,
+        now_s: float,
+        *,
+        new_tokens: float,
+        prompt_tokens: int,
+        last: bool,
+        usable: bool = True,
+        certain: bool = True,
+    ) -> BusyPeriod | None:
         """Note the end of a prefill.
 
         Args:
@@ -248,21 +266,38 @@ class Learned:
             last: Nothing is pending behind it.
             usable: A sample that begins now would say something about prefill: memory delays nobody, and the first
                 tokens of all that is pending will be seen.
+            certain: `new_tokens` is known and not a guess at what an unconfirmed prediction will save.
+
+        Returns:
+            What to hand to `resolved` when the answer has told; `None`: nothing is open.
         """
         self._prefilled_s[slot] += self.prefill.seconds(slot, new_tokens, prompt_tokens)
         busy = self._busy[slot]
         if busy is None:
-            return
+            return None
+        busy.unresolved += not certain
         busy.tokens += new_tokens
         busy.pairs += new_tokens * (prompt_tokens - 0.5 * new_tokens)
         if now_s > busy.last_s:
             busy.groups += 1
             busy.last_s = now_s
-        if not last and busy.groups < GROUPS_MAX:
-            return
-        if busy.usable:
-            self.prefill.sample(slot, now_s - busy.start_s, busy.tokens, busy.pairs)
-        self._busy[slot] = None if last else BusyPeriod(now_s, now_s, usable=usable)
+        if last or busy.groups >= GROUPS_MAX:
+            busy.seconds = now_s - busy.start_s
+            self._sample(slot, busy)
+            self._busy[slot] = None if last else BusyPeriod(now_s, now_s, usable=usable)
+        return None if certain else busy
+
+    def resolved(self, slot: Slot, busy: BusyPeriod, *, guessed: int, computed: int, prompt_tokens: int) -> None:
+        """Put the tokens really computed in place of those guessed; the last one makes the busy period a sample."""
+        busy.unresolved -= 1
+        for tokens, sign in ((guessed, -1.0), (computed, 1.0)):
+            busy.tokens += sign * tokens
+            busy.pairs += sign * tokens * (prompt_tokens - 0.5 * tokens)
+        self._sample(slot, busy)
+
+    def _sample(self, slot: Slot, busy: BusyPeriod) -> None:
+        if busy.usable and busy.seconds is not None and not busy.unresolved:
+            self.prefill.sample(slot, busy.seconds, busy.tokens, busy.pairs)
 
     def abandoned(self, slot: Slot, *, last: bool) -> None:
         """Note a prefill that ended without a visible first token: its busy period teaches nothing."""
@@ -272,19 +307,32 @@ class Learned:
         if last:
             self._busy[slot] = None
 
-    def paced(self, slot: Slot, now_s: float, *, gap_s: float, requests: int, context_tokens: float) -> None:
+    def paced(
+        self,
+        slot: Slot,
+        now_s: float,
+        *,
+        gap_s: float,
+        requests: int,
+        context_tokens: float,
+        prefilling: bool = False,
+    ) -> None:
         """Learn the gap between tokens in the interval since the last call.
 
-        Prefill stretches gaps. Its predicted share of the interval is taken off; intervals with more than
-        `PREFILL_SHARE_MAX` of it are left out, or a busy fleet would never learn.
+        Prefill stretches gaps. Its predicted share of the interval is taken off. Intervals with more than
+        `PREFILL_SHARE_MAX` of it, and those that a prefill reaches into or out of, can only show that a step takes less
+        than expected: the step is shorter than such a gap.
         """
+        was_prefilling, self._was_prefilling[slot] = self._was_prefilling[slot], prefilling
         before_s, self._paced_s[slot] = self._paced_s[slot], now_s
         prefilled_s, self._prefilled_s[slot] = self._prefilled_s[slot], 0.0
         if before_s is None or now_s <= before_s or requests <= 0 or gap_s <= 0:
             return
         share = prefilled_s / (now_s - before_s)
-        if share <= PREFILL_SHARE_MAX:
+        if share <= PREFILL_SHARE_MAX and not prefilling and not was_prefilling:
             self.decode.sample(slot, gap_s * (1.0 - share), requests, context_tokens)
+        elif gap_s < GAP_BOUND * self.decode.seconds(slot, requests, context_tokens):
+            self.decode.sample(slot, gap_s, requests, context_tokens)
 
     def finished(self, slot: Slot, *, output_tokens: int | None, residence_s: float | None) -> None:
         """Learn from a complete answer."""

@@ -17,7 +17,7 @@ from warmfront.config import CostConfig
 from warmfront.policy.adapters import Adapters
 from warmfront.policy.affinity import stable_hash
 from warmfront.policy.base import RATE_WINDOW_S, REBASE_AFTER_S, Ended, Fleet
-from warmfront.policy.estimators import AGE_BUCKETS, Credit, Learned
+from warmfront.policy.estimators import AGE_BUCKETS, BusyPeriod, Credit, Learned
 from warmfront.router.accuracy import Accuracy
 from warmfront.router.flow import Waiting
 from warmfront.types import Choice, Finished, Overlap, PoolState, ReplicaState, Request, RequestId, Slot
@@ -39,12 +39,18 @@ class Flight:
     choices: list[Choice]
     ages_s: list[float]
     """Seconds since the prefix was last sent to each choice, before this dispatch."""
+    confirmed: list[int]
+    """Tokens that each choice was known to hold, by its events."""
     slot: Slot | None = None
     """Row that is charged; `None`: the replica is gone."""
     predicted_tokens: int = 0
     """Cached tokens expected there."""
     credit_bucket: int = AGE_BUCKETS
     """Row of the reuse credit that this expectation was weighed with."""
+    is_certain: bool = True
+    """Events confirm what is expected."""
+    sample: BusyPeriod | None = None
+    """Busy period of prefill that waits for the cached tokens of this answer."""
     sent_s: float = 0.0
     first_token_s: float | None = None
     is_prefilling: bool = False
@@ -219,7 +225,8 @@ class Pool:
     def dispatch(self, waiting: Waiting, choices: list[Choice], overlap: Overlap, now_s: float) -> None:
         """Charge the first choice of a request."""
         ages_s = [overlap.age_s[choice.slot] for choice in choices]
-        flight = Flight(waiting.request, waiting.attempts + 1, waiting.tried, choices, ages_s)
+        confirmed = [overlap.confirmed[choice.slot] for choice in choices]
+        flight = Flight(waiting.request, waiting.attempts + 1, waiting.tried, choices, ages_s, confirmed)
         self.flights[waiting.request.id] = flight
         self._active_tokens = overlap.active_tokens
         if waiting.request.route == "prefix" and waiting.request.basis != "none":
@@ -243,13 +250,14 @@ class Pool:
             return
         last = self.fleet.pending[slot] == 1
         if flight.request.stream:
-            self.fleet.learned.first_token(
+            flight.sample = self.fleet.learned.first_token(
                 slot,
                 now_s,
                 new_tokens=flight.new_tokens,
                 prompt_tokens=flight.request.prompt_tokens,
                 last=last,
                 usable=not self._hidden.get(slot) and not self._crowded(slot),
+                certain=flight.is_certain,
             )
         else:
             self.fleet.learned.abandoned(slot, last=last)
@@ -283,7 +291,12 @@ class Pool:
         for slot, gap_s in gaps_s.items():
             if slot in self.replicas:
                 self.fleet.learned.paced(
-                    slot, now_s, gap_s=gap_s, requests=requests[slot], context_tokens=context_tokens[slot]
+                    slot,
+                    now_s,
+                    gap_s=gap_s,
+                    requests=requests[slot],
+                    context_tokens=context_tokens[slot],
+                    prefilling=self.fleet.pending[slot] > 0,
                 )
                 self._changed(slot)
 
@@ -387,10 +400,11 @@ class Pool:
 
 def _expect(flight: Flight, slot: Slot) -> None:
     """Note what was predicted for `slot`: nothing, when it was no choice."""
-    flight.predicted_tokens, flight.credit_bucket = 0, AGE_BUCKETS
-    for choice, age_s in zip(flight.choices, flight.ages_s, strict=True):
+    flight.predicted_tokens, flight.credit_bucket, flight.is_certain, flight.sample = 0, AGE_BUCKETS, True, None
+    for choice, age_s, confirmed in zip(flight.choices, flight.ages_s, flight.confirmed, strict=True):
         if choice.slot == slot:
             flight.predicted_tokens, flight.credit_bucket = choice.cached_tokens, Credit.bucket(age_s)
+            flight.is_certain = confirmed >= choice.cached_tokens
             return
 
 

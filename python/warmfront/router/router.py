@@ -288,6 +288,15 @@ class Router:
         if not accuracy.add(flight.request, predicted, usage):
             return
         reported = usage.cached_tokens or 0
+        if flight.sample is not None:
+            tokens = flight.request.prompt_tokens
+            learned.resolved(
+                slot,
+                flight.sample,
+                guessed=flight.new_tokens,
+                computed=max(1, tokens - reported),
+                prompt_tokens=tokens,
+            )
         learned.credit.learn(
             flight.credit_bucket,
             exact=pool.fleet.exact[slot],

@@ -198,3 +198,41 @@ def test_a_long_busy_period_is_judged_anew_at_each_cut() -> None:
         learned.dispatched(slot, 0.0, new_tokens=2000, alone=False, usable=number > 1)
         learned.first_token(slot, 0.2 * number, new_tokens=2000, prompt_tokens=2000, last=False, usable=True)
     assert learned.prefill.samples == 1
+
+
+def test_a_gap_that_a_prefill_reaches_into_only_shows_that_steps_are_shorter() -> None:
+    learned = Learned(CostConfig())
+    learned.grow()
+    slot = Slot(0)
+    learned.paced(slot, 0.0, gap_s=0.02, requests=4, context_tokens=1000)
+    before = learned.decode.seconds(slot, 4, 1000)
+    for number in range(1, 20):  # one long prefill, not over yet, stretches every gap
+        learned.paced(slot, 0.25 * number, gap_s=0.4, requests=4, context_tokens=1000, prefilling=True)
+    assert learned.decode.seconds(slot, 4, 1000) == before
+    for number in range(20, 60):  # even stretched gaps are shorter than what was expected
+        learned.paced(slot, 0.25 * number, gap_s=0.01, requests=4, context_tokens=1000, prefilling=True)
+    assert learned.decode.seconds(slot, 4, 1000) < 0.012
+
+
+def test_a_guess_at_cached_tokens_teaches_only_what_the_answer_confirms() -> None:
+    learned = Learned(CostConfig())
+    learned.grow()
+    slot = Slot(0)
+    learned.dispatched(slot, 0.0, new_tokens=700, alone=True, usable=True)
+    busy = learned.first_token(slot, 0.6, new_tokens=700, prompt_tokens=10_000, last=True, certain=False)
+    assert busy is not None
+    assert learned.prefill.samples == 0
+    learned.resolved(slot, busy, guessed=700, computed=10_000, prompt_tokens=10_000)
+    assert learned.prefill.samples == 1
+    assert learned.prefill.alpha * learned.prefill.scale[slot] < CostConfig().prefill_prior_s
+    assert busy.tokens == 10_000
+    assert busy.pairs == pytest.approx(10_000 * 5000)
+
+
+def test_what_was_known_for_certain_teaches_at_once() -> None:
+    learned = Learned(CostConfig())
+    learned.grow()
+    slot = Slot(0)
+    learned.dispatched(slot, 0.0, new_tokens=2000, alone=True, usable=True)
+    assert learned.first_token(slot, 0.2, new_tokens=2000, prompt_tokens=9000, last=True) is None
+    assert learned.prefill.samples == 1
