@@ -278,12 +278,12 @@ class Evaluation:
         """Evaluate the replicas of the smallest bounds, then those whose bound lies below what the first ones cost."""
         bounds, blind_bounds = self._bounds()
         cut, blind_cut = sorted(bounds)[count - 1], min(blind_bounds)
-        rows = list(zip(slots, bounds, blind_bounds, strict=True))
+        rows = zip(slots, bounds, blind_bounds, strict=True)
         found = self.costs([slot for slot, bound, blind in rows if bound <= cut or blind <= blind_cut])
         threshold = sorted([cost.total_s for cost in found])[count - 1] + prices.TIE_S
-        return found + self.costs(
-            [slot for slot, bound, blind in rows if cut < bound <= threshold and blind > blind_cut]
-        )
+        seen = {cost.slot for cost in found}
+        within = [slot for slot, bound in zip(slots, bounds, strict=True) if bound <= threshold and slot not in seen]
+        return found + self.costs(within)
 
     def _bounds(self) -> tuple[list[float], list[float]]:
         """Return W + T + (p̃ + ev)·X of each eligible replica with the least p̃ and ev: it never costs less.
@@ -371,10 +371,12 @@ class Evaluation:
 
     def _frontier_credit(self) -> float:
         """Return the part of the deepest prefix that its holders are expected to find: a copy is worth no more."""
-        fleet, ages = self.fleet, self.overlap.age_s
-        credit = fleet.learned.credit
-        holders = [slot for slot in fleet.eligible if self.deepest[slot] == self.frontier]
-        return max([credit.factor[fleet.exact[slot]][credit.bucket(ages[slot])] for slot in holders])
+        fleet, frontier, credit = self.fleet, self.frontier, self.fleet.learned.credit
+        columns = zip(fleet.exact, self.overlap.age_s, self.deepest, strict=False)
+        rows = columns if fleet.is_everyone else compress(columns, fleet.is_eligible)
+        # Most holders were never sent the prefix, or none was: few distinct ages.
+        holders = {(exact, age_s) for exact, age_s, depth in rows if depth == frontier}
+        return max([credit.factor[exact][credit.bucket(age_s)] for exact, age_s in holders])
 
     def _paid_s(self, depth: int, prefill_s: float, *, found: float) -> float:
         """Return p̃ at scale 1.
