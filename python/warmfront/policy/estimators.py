@@ -28,7 +28,7 @@ RESIDENCE_PRIOR_S = 5.0
 AGE_BUCKETS = 16
 CREDIT_PRIOR_TOKENS = 2000.0
 CREDIT_FORGET = 0.99
-PREFILL_SHARE_MAX = 0.5
+PREFILL_SHARE_MAX = 0.75
 """Share of prefill in an interval above which its gaps say little about decoding."""
 STRETCHED_TRUST = 0.1
 """Weight of gaps that prefill stretched."""

@@ -1,7 +1,8 @@
 """Learned latency of a pool: seconds of prefill and seconds between two tokens.
 
-Both are learned for the pool and scaled per replica, not per replica from scratch: one priced too dear would get no
-samples and stay dear. An error common to all replicas is harmless; only a difference between them moves a choice.
+Prefill is learned for the pool and scaled per replica; decode is learned per replica. Prefill models are not learned
+per replica from scratch: a replica priced too dear gets no samples and stays dear. An error common to all replicas is
+harmless; only a difference between replicas moves a choice.
 
 Source: docs/explanation/policies.md, section "What is learned".
 """
@@ -25,10 +26,6 @@ RATIO_MAX, RATIO_MIN = 8.0, 0.05
 """Samples this far from the prediction are accidents: a stall, a wrong overlap."""
 OUTLIERS_MAX = 8
 """Accidents in a row after which they are the truth: the engine is another class of machine than the prior."""
-PREFILL_UNIT_S = 5.0
-"""Seconds of prefill that weigh as much as the presumption that a replica is like its pool."""
-GAP_UNIT_S = 2.0
-"""Seconds of gaps, one an interval, that do."""
 SHRINK = 0.005
 """Share by which a replica's scale returns to the pool with each sample."""
 SECONDS_A_TOKEN_MIN = 1e-6
@@ -37,8 +34,6 @@ _REQUESTS_UNIT, _TOKENS_UNIT = 1e-2, 1e-5
 _VARIANCE_MAX = 0.1
 _GAP_VARIANCE = 1e-4
 """Of a measured gap, in square seconds."""
-GAP_FORGET = 0.9998
-"""Share of old knowledge kept per gap: a pool of eight reports thirty a second."""
 
 
 class Scale:
@@ -58,15 +53,14 @@ class Scale:
         """Forget a replica: the slot belongs to another one now."""
         self.factor[slot] = self._measured[slot] = self._expected[slot] = 1.0
 
-    def add(self, slot: Slot, seconds: float, expected_s: float, *, unit_s: float) -> None:
+    def add(self, slot: Slot, seconds: float, expected_s: float) -> None:
         """Compare seconds measured with those expected of the pool; one measurement counts at most fourfold.
 
-        `unit_s` of measurements weigh as much as the presumption that the replica is like the others. It must be large
-        enough for the pool to learn first: a replica that seems fast because the pool's prior is slow would get all
-        requests.
+        Five seconds weigh as much as the presumption that the replica is like the others: the pool must learn first, or
+        a replica that only seems fast because the pool's prior is slow would get all requests.
         """
-        measured = 0.99 * self._measured[slot] + min(seconds, 4 * expected_s * self.factor[slot]) / unit_s
-        expected = 0.99 * self._expected[slot] + expected_s / unit_s
+        measured = 0.99 * self._measured[slot] + 0.2 * min(seconds, 4 * expected_s * self.factor[slot])
+        expected = 0.99 * self._expected[slot] + 0.2 * expected_s
         measured += SHRINK * (expected - measured)
         self._measured[slot], self._expected[slot] = measured, expected
         self.factor[slot] = measured / expected
@@ -119,7 +113,7 @@ class PrefillModel:
             self._outliers += 1
             if self._outliers <= OUTLIERS_MAX:
                 return
-        self._scale.add(slot, seconds, predicted, unit_s=PREFILL_UNIT_S)
+        self._scale.add(slot, seconds, predicted)
         self._fit(seconds / self.scale[slot], tokens, pairs)
         self.samples += 1
 
@@ -142,38 +136,34 @@ class PrefillModel:
 
 
 class DecodeModel:
-    """`τ = s'·(θ0 + θ1·B + θ2·K)`: seconds between two tokens with B requests and K tokens of context.
+    """`τ = θ0 + θ1·B + θ2·K`: seconds between two tokens with B requests and K tokens of context, by replica.
 
-    Learned for the pool and scaled per replica, as prefill is. A replica that is never without prefill shows no clean
-    gap of its own; learned alone it could be taken for cheap, drown in requests, and never be found out.
+    Not by pool: a slow replica gets fewer requests, so across replicas more requests go with shorter steps, and a
+    common model would conclude that load is free.
     """
 
     def __init__(self, config: CostConfig) -> None:
-        self.base, self.per_request, self.per_token = config.decode_prior_s, 0.0, config.decode_prior_token_s
+        self._prior = (config.decode_prior_s, 0.0, config.decode_prior_token_s)
+        self.base: list[float] = []
+        self.per_request: list[float] = []
+        self.per_token: list[float] = []
         self.samples = 0
-        self._scale = Scale()
-        self._covariance = _start()
-
-    @property
-    def scale(self) -> list[float]:
-        """s': this replica over the pool."""
-        return self._scale.factor
+        self._covariance: list[list[list[float]]] = []
 
     def grow(self) -> None:
         """Add a row."""
-        self._scale.grow()
+        for column, value in zip((self.base, self.per_request, self.per_token), self._prior, strict=True):
+            column.append(value)
+        self._covariance.append(_start())
 
     def reset(self, slot: Slot) -> None:
         """Forget a replica."""
-        self._scale.reset(slot)
+        self.base[slot], self.per_request[slot], self.per_token[slot] = self._prior
+        self._covariance[slot] = _start()
 
     def seconds(self, slot: Slot, requests: float, context_tokens: float) -> float:
         """Predict the gap between two tokens."""
-        return self.scale[slot] * (self.base + self.per_request * requests + self.per_token * context_tokens)
-
-    def token_s(self, slot: Slot) -> float:
-        """Return what one token of context adds to a gap."""
-        return self.scale[slot] * self.per_token
+        return self.base[slot] + self.per_request[slot] * requests + self.per_token[slot] * context_tokens
 
     def sample(self, slot: Slot, gap_s: float, requests: float, context_tokens: float, *, trust: float = 1.0) -> None:
         """Learn from a mean gap (recursive least squares, errors clipped).
@@ -185,20 +175,21 @@ class DecodeModel:
             context_tokens: Theirs.
             trust: Weight of the sample, 1 for a gap that no prefill touched.
         """
-        expected_s = self.seconds(slot, requests, context_tokens) / self.scale[slot]
-        self._scale.add(slot, gap_s, expected_s, unit_s=GAP_UNIT_S / trust)
         inputs = (1.0, requests * _REQUESTS_UNIT, context_tokens * _TOKENS_UNIT)
-        matrix = self._covariance
+        matrix = self._covariance[slot]
         product = [sum(entry * value for entry, value in zip(row, inputs, strict=True)) for row in matrix]
-        variance = _GAP_VARIANCE / trust + sum(value * entry for value, entry in zip(inputs, product, strict=True))
-        bound = 0.5 * expected_s + 0.02  # of the prediction, so that one stall of many seconds stays one small step
-        error = max(-bound, min(bound, gap_s / self.scale[slot] - expected_s))
-        gain = [entry / variance for entry in product]
-        self.base = max(SECONDS_A_STEP_MIN, self.base + gain[0] * error)
-        self.per_request = max(0.0, self.per_request + gain[1] * error * _REQUESTS_UNIT)
-        self.per_token = max(0.0, self.per_token + gain[2] * error * _TOKENS_UNIT)
-        self._covariance = _bounded(
-            [[(matrix[row][col] - gain[row] * product[col]) / GAP_FORGET for col in range(3)] for row in range(3)]
+        scale = FORGET * _GAP_VARIANCE / trust + sum(
+            value * entry for value, entry in zip(inputs, product, strict=True)
+        )
+        predicted_s = self.seconds(slot, requests, context_tokens)
+        bound = 0.5 * predicted_s + 0.02  # of the prediction, so that one stall of many seconds stays one small step
+        error = max(-bound, min(bound, gap_s - predicted_s))
+        gain = [entry / scale for entry in product]
+        self.base[slot] = max(SECONDS_A_STEP_MIN, self.base[slot] + gain[0] * error)
+        self.per_request[slot] = max(0.0, self.per_request[slot] + gain[1] * error * _REQUESTS_UNIT)
+        self.per_token[slot] = max(0.0, self.per_token[slot] + gain[2] * error * _TOKENS_UNIT)
+        self._covariance[slot] = _bounded(
+            [[(matrix[row][col] - gain[row] * product[col]) / FORGET for col in range(3)] for row in range(3)]
         )
         self.samples += 1
 

@@ -86,7 +86,7 @@ class Watch:
             first.waiting_s,
             first.own_prefill_s,
             first.price,
-            fleet.next_step_s[slot] + learned.decode.token_s(slot) * request.prompt_tokens,
+            fleet.next_step_s[slot] + learned.decode.per_token[slot] * request.prompt_tokens,
             self._token_weight * decode_share(request, learned.output_tokens),
         )
         self._first = None

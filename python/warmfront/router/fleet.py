@@ -367,7 +367,7 @@ class Pool:
         fleet.requests[slot] = requests = fleet.in_flight[slot] + fleet.foreign[slot]
         fleet.weight[slot] = weight = self._weights.get(slot, 0.0) + fleet.foreign[slot]
         fleet.next_step_s[slot] = decode.seconds(slot, requests + 1.0, fleet.context_tokens[slot])
-        fleet.next_step_token_s[slot] = decode.token_s(slot) * (weight + 1.0)
+        fleet.next_step_token_s[slot] = decode.per_token[slot] * (weight + 1.0)
 
     def _count_rates(self, slot: Slot, flight: Flight, now_s: float) -> None:
         fleet = self.fleet
