@@ -28,8 +28,10 @@ RESIDENCE_PRIOR_S = 5.0
 AGE_BUCKETS = 16
 CREDIT_PRIOR_TOKENS = 2000.0
 CREDIT_FORGET = 0.99
-PREFILL_SHARE_MAX = 0.25
-"""Share of prefill in an interval above which its gaps say nothing about decoding."""
+PREFILL_SHARE_MAX = 0.75
+"""Share of prefill in an interval above which its gaps say little about decoding."""
+STRETCHED_TRUST = 0.1
+"""Weight of gaps that prefill stretched."""
 REGRET_INTERVAL_S = 1.0
 REGRET_EVICTIONS_MAX = 20_000.0
 """Evictions of a replica beyond which older ones count half."""
@@ -172,6 +174,8 @@ class BusyPeriod:
     tokens: float = 0.0
     pairs: float = 0.0
     groups: int = 0
+    decode_s: float = 0.0
+    """Part of it that the steps took for decoding."""
     usable: bool = True
     unresolved: int = 0
     """Requests in it whose cached tokens are a guess that their answers will correct."""
@@ -198,8 +202,8 @@ class Learned:
         self._prefilled_s: list[float] = []
         """Predicted prefill seconds that ended since gaps were last reported."""
         self._paced_s: list[float | None] = []
-        self._was_prefilling: list[bool] = []
-        """A prefill was going on when gaps were last reported."""
+        self._progress_s: list[float] = []
+        """How long the prefill in progress had taken when gaps were last reported."""
 
     def grow(self) -> None:
         """Add a row."""
@@ -210,7 +214,7 @@ class Learned:
         self._busy.append(None)
         self._prefilled_s.append(0.0)
         self._paced_s.append(None)
-        self._was_prefilling.append(False)
+        self._progress_s.append(0.0)
 
     def reset(self, slot: Slot) -> None:
         """Forget a replica: the slot belongs to another one now."""
@@ -219,7 +223,7 @@ class Learned:
         self.regret.reset(slot)
         self.residence_s[slot] = RESIDENCE_PRIOR_S
         self._busy[slot], self._prefilled_s[slot], self._paced_s[slot] = None, 0.0, None
-        self._was_prefilling[slot] = False
+        self._progress_s[slot] = 0.0
 
     def expected_output_tokens(self, output_tokens_max: int | None) -> float:
         """ô of one request: never more than it asked for."""
@@ -228,7 +232,9 @@ class Learned:
             return expected
         return float(output_tokens_max)
 
-    def dispatched(self, slot: Slot, now_s: float, *, new_tokens: float, alone: bool, usable: bool) -> None:
+    def dispatched(
+        self, slot: Slot, now_s: float, *, new_tokens: float, alone: bool, usable: bool, step_s: float = 0.0
+    ) -> None:
         """Note the start of a prefill; `alone` when nothing else is pending there.
 
         Args:
@@ -237,10 +243,11 @@ class Learned:
             new_tokens: To compute.
             alone: This opens a busy period.
             usable: First tokens of this request will be seen and memory does not delay it.
+            step_s: What a step takes there now: half of one passes, on average, before a prefill begins.
         """
         self.new_tokens += 0.02 * (new_tokens - self.new_tokens)
         if alone:
-            self._busy[slot] = BusyPeriod(now_s, now_s)
+            self._busy[slot] = BusyPeriod(now_s, now_s, decode_s=0.5 * step_s)
         busy = self._busy[slot]
         if busy is not None and not usable:
             busy.usable = False
@@ -253,6 +260,7 @@ class Learned:
         new_tokens: float,
         prompt_tokens: int,
         last: bool,
+        step_s: float = 0.0,
         usable: bool = True,
         certain: bool = True,
     ) -> BusyPeriod | None:
@@ -264,6 +272,8 @@ class Learned:
             new_tokens: Computed.
             prompt_tokens: Of the whole prompt.
             last: Nothing is pending behind it.
+            step_s: What a step takes there without any prefill in it. It comes once with every group of first tokens,
+                whatever their prompts, and is no part of what a token costs.
             usable: A sample that begins now would say something about prefill: memory delays nobody, and the first
                 tokens of all that is pending will be seen.
             certain: `new_tokens` is known and not a guess at what an unconfirmed prediction will save.
@@ -280,6 +290,7 @@ class Learned:
         busy.pairs += new_tokens * (prompt_tokens - 0.5 * new_tokens)
         if now_s > busy.last_s:
             busy.groups += 1
+            busy.decode_s += step_s
             busy.last_s = now_s
         if last or busy.groups >= GROUPS_MAX:
             busy.seconds = now_s - busy.start_s
@@ -297,7 +308,7 @@ class Learned:
 
     def _sample(self, slot: Slot, busy: BusyPeriod) -> None:
         if busy.usable and busy.seconds is not None and not busy.unresolved:
-            self.prefill.sample(slot, busy.seconds, busy.tokens, busy.pairs)
+            self.prefill.sample(slot, busy.seconds, busy.tokens, busy.pairs, decode_s=busy.decode_s)
 
     def abandoned(self, slot: Slot, *, last: bool) -> None:
         """Note a prefill that ended without a visible first token: its busy period teaches nothing."""
@@ -315,24 +326,33 @@ class Learned:
         gap_s: float,
         requests: int,
         context_tokens: float,
-        prefilling: bool = False,
+        progress_s: float = 0.0,
     ) -> None:
         """Learn the gap between tokens in the interval since the last call.
 
-        Prefill stretches gaps. Its predicted share of the interval is taken off. Intervals with more than
-        `PREFILL_SHARE_MAX` of it, and those that a prefill reaches into or out of, can only show that a step takes less
-        than expected: the step is shorter than such a gap.
+        Prefill stretches gaps. Its predicted share of the interval is taken off, and the rest believed less. Beyond
+        `PREFILL_SHARE_MAX` a gap can only show that a step takes less than expected: the step is shorter than the gap.
+
+        Args:
+            slot: Where.
+            now_s: When.
+            gap_s: Mean of the interval.
+            requests: That decode.
+            context_tokens: Theirs.
+            progress_s: How long the prefill in progress has taken so far; 0 when there is none.
         """
-        was_prefilling, self._was_prefilling[slot] = self._was_prefilling[slot], prefilling
+        progress_before_s, self._progress_s[slot] = self._progress_s[slot], progress_s
         before_s, self._paced_s[slot] = self._paced_s[slot], now_s
         prefilled_s, self._prefilled_s[slot] = self._prefilled_s[slot], 0.0
         if before_s is None or now_s <= before_s or requests <= 0 or gap_s <= 0:
             return
-        share = prefilled_s / (now_s - before_s)
-        if share <= PREFILL_SHARE_MAX and not prefilling and not was_prefilling:
-            self.decode.sample(slot, gap_s * (1.0 - share), requests, context_tokens)
-        elif gap_s < GAP_BOUND * self.decode.seconds(slot, requests, context_tokens):
+        share = max(0.0, prefilled_s + progress_s - progress_before_s) / (now_s - before_s)
+        if not share and not progress_s:
             self.decode.sample(slot, gap_s, requests, context_tokens)
+        elif share <= PREFILL_SHARE_MAX:
+            self.decode.sample(slot, gap_s * (1.0 - share), requests, context_tokens, trust=STRETCHED_TRUST)
+        elif gap_s < GAP_BOUND * self.decode.seconds(slot, requests, context_tokens):
+            self.decode.sample(slot, gap_s, requests, context_tokens, trust=STRETCHED_TRUST)
 
     def finished(self, slot: Slot, *, output_tokens: int | None, residence_s: float | None) -> None:
         """Learn from a complete answer."""

@@ -257,6 +257,7 @@ class Pool:
                 prompt_tokens=flight.request.prompt_tokens,
                 last=last,
                 usable=not self._hidden.get(slot) and not self._crowded(slot),
+                step_s=self._step_s(slot),
                 certain=flight.is_certain,
             )
         else:
@@ -296,7 +297,7 @@ class Pool:
                     gap_s=gap_s,
                     requests=requests[slot],
                     context_tokens=context_tokens[slot],
-                    prefilling=self.fleet.pending[slot] > 0,
+                    progress_s=self._progress_s(slot, now_s),
                 )
                 self._changed(slot)
 
@@ -317,7 +318,8 @@ class Pool:
         if alone:
             fleet.busy_since_s[slot] = now_s
         usable = request.stream and not self._crowded(slot)
-        learned.dispatched(slot, now_s, new_tokens=new_tokens, alone=alone, usable=usable)
+        step_s = self._step_s(slot) if alone else 0.0
+        learned.dispatched(slot, now_s, new_tokens=new_tokens, alone=alone, usable=usable, step_s=step_s)
         if request.adapter is not None:
             fleet.adapters.used(slot, request.adapter, now_s)
         flight.weight = weight = fleet.weight_of(request.priority)
@@ -336,6 +338,19 @@ class Pool:
             self._hidden[slot] = self._hidden.get(slot, 0) + 1
             heapq.heappush(self._due, (now_s + fleet.pending_s[slot], request.id))
         self._changed(slot)
+
+    def _progress_s(self, slot: Slot, now_s: float) -> float:
+        """How long the prefill in progress has taken, as far as it was expected to take that long."""
+        return max(0.0, min(self.fleet.pending_s[slot], now_s - self.fleet.busy_since_s[slot]))
+
+    def _step_s(self, slot: Slot) -> float:
+        """Expected gap between two tokens of those that decode now."""
+        fleet = self.fleet
+        in_flight = fleet.in_flight[slot]
+        if not in_flight:
+            return 0.0
+        decoding = in_flight - fleet.pending[slot]
+        return fleet.learned.decode.seconds(slot, decoding, fleet.context_tokens[slot] * decoding / in_flight)
 
     def _crowded(self, slot: Slot) -> bool:
         """Whether memory is so full that prefills wait for it. Shared blocks count once."""

@@ -207,10 +207,10 @@ def test_a_gap_that_a_prefill_reaches_into_only_shows_that_steps_are_shorter() -
     learned.paced(slot, 0.0, gap_s=0.02, requests=4, context_tokens=1000)
     before = learned.decode.seconds(slot, 4, 1000)
     for number in range(1, 20):  # one long prefill, not over yet, stretches every gap
-        learned.paced(slot, 0.25 * number, gap_s=0.4, requests=4, context_tokens=1000, prefilling=True)
+        learned.paced(slot, 0.25 * number, gap_s=0.4, requests=4, context_tokens=1000, progress_s=0.25 * number)
     assert learned.decode.seconds(slot, 4, 1000) == before
     for number in range(20, 60):  # even stretched gaps are shorter than what was expected
-        learned.paced(slot, 0.25 * number, gap_s=0.01, requests=4, context_tokens=1000, prefilling=True)
+        learned.paced(slot, 0.25 * number, gap_s=0.01, requests=4, context_tokens=1000, progress_s=0.25 * number)
     assert learned.decode.seconds(slot, 4, 1000) < 0.012
 
 
@@ -236,3 +236,37 @@ def test_what_was_known_for_certain_teaches_at_once() -> None:
     learned.dispatched(slot, 0.0, new_tokens=2000, alone=True, usable=True)
     assert learned.first_token(slot, 0.2, new_tokens=2000, prompt_tokens=9000, last=True) is None
     assert learned.prefill.samples == 1
+
+
+def test_decoding_in_the_same_steps_is_not_charged_to_the_tokens() -> None:
+    model = prefill_model([1.0], 0)
+    for _ in range(200):
+        model.sample(Slot(0), 2000 * ALPHA + 0.1, 2000, 2e6, decode_s=0.1)
+        model.sample(Slot(0), 700 * ALPHA + 0.3, 700, 2e5, decode_s=0.3)
+    assert model.seconds(Slot(0), 2000, 2000) == pytest.approx(2000 * ALPHA, rel=0.1)
+
+
+def test_a_replica_that_is_never_without_prefill_still_learns_its_steps() -> None:
+    rng = random.Random(3)
+    learned = Learned(CostConfig())
+    learned.grow()
+    slot = Slot(0)
+    for number in range(1, 1200):  # 40 % of each interval is prefill, and one is always going on
+        learned.dispatched(slot, 0.25 * number, new_tokens=900, alone=True, usable=False)
+        learned.first_token(slot, 0.25 * number + 0.1, new_tokens=900, prompt_tokens=900, last=False)
+        context = rng.randrange(100_000, 600_000)
+        gap_s = (0.012 + 4e-8 * context) / (1.0 - 900 * CostConfig().prefill_prior_s / 0.25)
+        learned.paced(slot, 0.25 * number + 0.2, gap_s=gap_s, requests=40, context_tokens=context, progress_s=0.05)
+    assert learned.decode.seconds(slot, 40, 500_000) == pytest.approx(0.012 + 4e-8 * 500_000, rel=0.1)
+
+
+def test_a_replica_that_decodes_slowly_is_told_from_the_others() -> None:
+    rng = random.Random(6)
+    model = DecodeModel(CostConfig())
+    for _ in range(3):
+        model.grow()
+    for number in range(3000):
+        slot, context = Slot(number % 3), rng.randrange(1000, 200_000)
+        model.sample(slot, (0.012 + 4e-8 * context) * (2.0 if slot == 2 else 1.0), 8, context)
+    for slot, factor in enumerate((1.0, 1.0, 2.0)):
+        assert model.seconds(Slot(slot), 8, 100_000) == pytest.approx(factor * 0.016, rel=0.05)
