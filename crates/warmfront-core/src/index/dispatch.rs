@@ -296,7 +296,7 @@ impl State {
 
     fn drop_one_confirmed(&mut self) -> bool {
         let Some(slot) = self.largest(|state| state.stats.confirmed) else { return false };
-        let hash = self.slot(slot).and_then(|state| state.private.any()).or_else(|| self.next_shared(slot));
+        let hash = self.slot_mut(slot).and_then(|state| state.private.any()).or_else(|| self.next_shared(slot));
         let Some(hash) = hash else { return false };
         let Some(node) = self.resolve(slot, hash) else { return false };
         let before = self.slot(slot).map_or(0, |state| state.stats.confirmed);

@@ -56,7 +56,7 @@ impl State {
                 *state.copies.entry(hash).or_insert(0) += 1;
                 return true;
             }
-            Some(_) => self.supersede(slot, node, hash),
+            Some(other) => self.supersede(slot, other, hash),
             None => {}
         }
         let usable = hash != 0;
@@ -67,7 +67,11 @@ impl State {
         if adoptable && self.arena.adopt_alias(node, hash) {
             return self.confirm_shared(slot, node, hash);
         }
-        self.supersede(slot, node, hash);
+        if let Some(other) = self.arena.find_alias(hash)
+            && self.arena.planes.shared.get(stride, other, slot)
+        {
+            self.supersede(slot, other, hash);
+        }
         if adoptable && self.arena.adopt_alias(node, hash) {
             return self.confirm_shared(slot, node, hash);
         }
@@ -75,15 +79,13 @@ impl State {
         false
     }
 
-    /// The engine uses `hash` for `node` now: what it named by it before cannot be there any more.
-    fn supersede(&mut self, slot: Slot, node: Node, hash: u64) {
+    /// The engine uses `hash` for another block than `other` now: that cannot be there any more.
+    fn supersede(&mut self, slot: Slot, other: Node, hash: u64) {
         if let Some(state) = self.slot_mut(slot) {
             state.copies.remove(&hash);
         }
-        let Some(other) = self.resolve(slot, hash) else { return };
-        if self.unconfirm(slot, hash) == Removal::Gone && other != node {
-            self.arena.release(other);
-        }
+        self.unconfirm(slot, hash);
+        self.arena.release(other);
     }
 
     fn confirm_shared(&mut self, slot: Slot, node: Node, hash: u64) -> bool {

@@ -18,6 +18,7 @@ mod plane;
 mod private;
 mod recent;
 mod slots;
+mod table;
 
 use parking_lot::RwLock;
 
@@ -236,13 +237,22 @@ impl State {
     /// Brings the table entries of new blocks into the processor's cache. The lookups do not depend on one another, so
     /// their waits overlap, which those of the stores that follow do not.
     #[inline]
-    pub(crate) fn look_ahead(&self, ours: &[SeqHash], theirs: &[EngineHash], likely: Node) {
-        if ours.first().is_some_and(|first| self.arena.is_at(first.0, likely)) {
-            return;
+    pub(crate) fn look_ahead(&self, slot: Slot, ours: &[SeqHash], theirs: &[EngineHash], likely: Node) {
+        let is_known = ours.first().is_some_and(|first| self.arena.is_at(first.0, likely));
+        let mut seen = 0;
+        if !is_known {
+            for (ours, theirs) in ours.iter().zip(theirs) {
+                seen ^= self.arena.peek(ours.0, theirs.0);
+            }
         }
-        let known = ours.iter().filter(|hash| self.arena.find(hash.0, Node::MAX).is_some()).count();
-        let named = theirs.iter().filter(|hash| self.arena.find_alias(hash.0).is_some()).count();
-        std::hint::black_box((known, named));
+        if let Some(state) = self.slot(slot)
+            && !state.private.is_empty()
+        {
+            for theirs in theirs {
+                seen ^= state.private.peek(theirs.0);
+            }
+        }
+        std::hint::black_box(seen);
     }
 
     /// Frees a node that nobody has a fact about.
@@ -308,7 +318,8 @@ impl State {
 
     fn clear_planes(&mut self, slot: Slot, select: impl Fn(&mut arena::Planes) -> Vec<&mut plane::Plane>) {
         let stride = self.arena.stride();
-        for node in 0..self.arena.limit() {
+        // From the end, as engines evict: what is freed is taken again in ascending order.
+        for node in (0..self.arena.limit()).rev() {
             let mut changed = false;
             for plane in select(&mut self.arena.planes) {
                 changed |= plane.clear(stride, node, slot);
