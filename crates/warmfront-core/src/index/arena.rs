@@ -23,6 +23,8 @@ pub(super) struct Planes {
     /// Confirmed on the device under an engine hash of the slot's own.
     pub(super) private: Plane,
     pub(super) predicted: Plane,
+    /// In a prompt that was dispatched not long ago.
+    pub(super) covered: Plane,
     /// In use by a request in flight.
     pub(super) active: Plane,
     pub(super) host: Plane,
@@ -36,12 +38,14 @@ impl Planes {
         if tier == Tier::Cpu { &mut self.host } else { &mut self.disk }
     }
 
-    fn all(&self) -> [&Plane; 6] {
-        [&self.shared, &self.private, &self.predicted, &self.active, &self.host, &self.disk]
+    fn all(&self) -> [&Plane; 7] {
+        let Self { shared, private, predicted, covered, active, host, disk } = self;
+        [shared, private, predicted, covered, active, host, disk]
     }
 
-    fn all_mut(&mut self) -> [&mut Plane; 6] {
-        [&mut self.shared, &mut self.private, &mut self.predicted, &mut self.active, &mut self.host, &mut self.disk]
+    fn all_mut(&mut self) -> [&mut Plane; 7] {
+        let Self { shared, private, predicted, covered, active, host, disk } = self;
+        [shared, private, predicted, covered, active, host, disk]
     }
 }
 

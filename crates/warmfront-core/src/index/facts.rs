@@ -120,7 +120,7 @@ impl State {
             state.stats.confirmed += 1;
             self.facts += 1;
         }
-        if predicted && state.recent.drop(node) {
+        if predicted {
             state.stats.predicted -= 1;
             self.facts -= 1;
         }

@@ -8,12 +8,14 @@
 //! it as often; the block is gone when the last copy is.
 
 mod arena;
+mod cover;
 mod dispatch;
 mod facts;
 mod ghosts;
 mod groups;
 mod hash;
 mod overlap;
+mod path;
 mod plane;
 mod private;
 mod recent;
@@ -194,7 +196,7 @@ impl Index {
     }
 
     /// A request goes to `slot`: its blocks are in use there, and predicted to be held. A request that was dispatched
-    /// before is withdrawn from where it was.
+    /// before is withdrawn from where it was. `hashes` are one prompt's, from its first block on.
     pub fn dispatched(&self, id: RequestId, hashes: &[SeqHash], slot: Slot, now_s: f64) {
         self.state.write().dispatched(id, hashes, slot, now_s);
     }
@@ -309,7 +311,7 @@ impl State {
         }
         self.forget_confirmed(slot);
         self.facts -= self.slot(slot).map_or(0, |state| state.stats.predicted);
-        self.clear_planes(slot, |planes| vec![&mut planes.predicted, &mut planes.active]);
+        self.clear_planes(slot, |planes| vec![&mut planes.predicted, &mut planes.active, &mut planes.covered]);
         self.in_flight.retain(|_, request| request.slot != slot);
         self.ghosts.forget(slot);
         self.ages.forget(slot);
@@ -337,7 +339,7 @@ impl State {
             return;
         }
         // What was predicted while events were not believed may have been confirmed all along.
-        for node in state.recent.nodes() {
+        for node in 0..self.arena.limit() {
             if self.is_confirmed(slot, node) {
                 self.drop_prediction(slot, node);
             }
@@ -351,8 +353,7 @@ impl State {
             in_flight: self.in_flight.len() as u64,
             ..IndexStats::default()
         };
-        let mut bytes = self.arena.bytes() + self.ghosts.bytes() + self.ages.bytes();
-        bytes += self.in_flight.values().map(InFlight::bytes).sum::<usize>();
+        let mut bytes = self.arena.bytes() + self.ghosts.bytes() + self.ages.bytes() + self.in_flight.allocation_size();
         for state in self.slots.iter().flatten() {
             stats.confirmed_facts += state.stats.confirmed;
             stats.predicted_facts += state.stats.predicted;

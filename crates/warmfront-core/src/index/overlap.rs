@@ -106,19 +106,21 @@ impl State {
     }
 
     /// Deepest device or host depth of any slot; `None`: nobody holds the first block.
-    pub(super) fn frontier(&self, hashes: &[SeqHash]) -> Option<usize> {
+    pub(super) fn frontier(&self, nodes: &[Node]) -> Option<usize> {
+        let stride = self.arena.stride();
         let (mut alive, fresh) = self.slot_masks();
-        let reached = self.walk(hashes, |_, words, _| {
+        let is_held = |node: &&Node| {
             let mut any = 0;
             for (word, alive) in alive.iter_mut().enumerate() {
-                let at = words + word;
+                let at = **node as usize * stride + word;
                 let trusted = self.confirmed_word(at) | self.arena.planes.host.word(at);
                 *alive &= (trusted & fresh[word]) | self.arena.planes.predicted.word(at);
                 any |= *alive;
             }
             any != 0
-        });
-        (reached > 0).then_some(reached as usize)
+        };
+        let reached = nodes.iter().take_while(is_held).count();
+        (reached > 0).then_some(reached)
     }
 
     /// Visits the nodes of a prefix until there is none or `step` says so. `step` gets the node, the position of its words
