@@ -51,14 +51,17 @@ impl State {
     pub(crate) fn confirm(&mut self, slot: Slot, node: Node, hash: u64) -> bool {
         let stride = self.arena.stride();
         let Some(state) = self.slots.get_mut(slot as usize).and_then(Option::as_mut) else { return false };
-        match state.private.get(hash) {
-            Some(other) if other == node => {
+        let place = match state.private.locate(hash) {
+            Ok(other) if other == node => {
                 *state.copies.entry(hash).or_insert(0) += 1;
                 return true;
             }
-            Some(other) => self.supersede(slot, other, hash),
-            None => {}
-        }
+            Ok(other) => {
+                self.supersede(slot, other, hash);
+                None
+            }
+            Err(place) => Some(place),
+        };
         let usable = hash != 0;
         if usable && self.arena.alias(node) == hash {
             return self.confirm_shared(slot, node, hash);
@@ -75,7 +78,7 @@ impl State {
         if adoptable && self.arena.adopt_alias(node, hash) {
             return self.confirm_shared(slot, node, hash);
         }
-        self.confirm_private(slot, node, hash);
+        self.confirm_private(slot, node, hash, place);
         false
     }
 
@@ -100,12 +103,15 @@ impl State {
         false
     }
 
-    fn confirm_private(&mut self, slot: Slot, node: Node, hash: u64) {
+    /// `place`: where the hash belongs among the slot's own, if that is known.
+    fn confirm_private(&mut self, slot: Slot, node: Node, hash: u64, place: Option<usize>) {
         let stride = self.arena.stride();
         let known = self.arena.planes.private.set(stride, node, slot);
         let held = known || self.arena.planes.shared.get(stride, node, slot);
-        if let Some(state) = self.slot_mut(slot) {
-            state.private.insert(hash, node, known);
+        if let Some(state) = self.slot_mut(slot)
+            && let Some(place) = place.or_else(|| state.private.locate(hash).err())
+        {
+            state.private.insert(place, hash, node, known);
         }
         self.note_confirmed(slot, node, held);
     }

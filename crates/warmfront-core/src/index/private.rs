@@ -8,8 +8,8 @@ use super::arena::Node;
 use super::hash::{FastMap, scramble, unscramble};
 use super::table::{Growth, Named, Table};
 
-/// There is one entry for each fact, so the table is kept dense: 14 to 16 bytes an entry.
-const GROWTH: Growth = Growth { full_16ths: 14, grow_16ths: 2 };
+/// There is one entry for each fact, so the table is kept dense: 15 to 16 bytes an entry.
+const GROWTH: Growth = Growth { full_16ths: 13, grow_16ths: 1 };
 
 #[derive(Debug)]
 pub(super) struct Private {
@@ -34,11 +34,14 @@ impl Private {
 
     #[inline]
     pub(super) fn get(&self, hash: u64) -> Option<Node> {
-        if self.table.is_empty() {
-            return None;
-        }
+        if self.table.is_empty() { None } else { self.locate(hash).ok() }
+    }
+
+    /// The node of a hash, or else where in the table the hash belongs.
+    #[inline]
+    pub(super) fn locate(&self, hash: u64) -> Result<Node, usize> {
         let key = scramble(hash);
-        self.table.find(tag(key), |entry| entry.key() == key).map(Named::node)
+        self.table.position(tag(key), |entry| entry.key() == key).map(|at| self.table.at(at).node())
     }
 
     /// Reads where the hash would be found.
@@ -47,10 +50,9 @@ impl Private {
         self.table.peek(tag(scramble(hash)))
     }
 
-    /// Adds a hash that is not there yet. `known`: the slot has another private hash for this node.
-    pub(super) fn insert(&mut self, hash: u64, node: Node, known: bool) {
-        let key = scramble(hash);
-        self.table.insert(self.table.first_at(tag(key)), Named::new(key, node));
+    /// Adds a hash where [`Private::locate`] said. `known`: the slot has another private hash for this node.
+    pub(super) fn insert(&mut self, at: usize, hash: u64, node: Node, known: bool) {
+        self.table.insert(at, Named::new(scramble(hash), node));
         if known {
             *self.more.entry(node).or_insert(0) += 1;
         }

@@ -121,16 +121,15 @@ impl<E: Entry> Table<E> {
     #[inline]
     fn push_in(&mut self, at: usize, entry: E) {
         self.count += 1;
-        let mut carried = entry;
-        for place in &mut self.entries[at..] {
-            let next = *place;
-            *place = carried;
-            if next.is_empty() {
-                return;
-            }
-            carried = next;
-        }
-        self.entries.push(carried);
+        let behind = &self.entries[at..];
+        let gap = if let Some(steps) = behind.iter().position(|entry| entry.is_empty()) {
+            at + steps
+        } else {
+            self.lengthen(self.entries.len() + 1);
+            self.entries.len() - 1
+        };
+        self.entries.copy_within(at..gap, at + 1);
+        self.entries[at] = entry;
     }
 
     /// Takes out the entry for which `is_it`, among those with the tag.
@@ -187,8 +186,10 @@ impl<E: Entry> Table<E> {
     }
 
     fn lengthen(&mut self, length: usize) {
-        // The usual growth of a vector would double it.
-        self.entries.reserve_exact(length + length / 1024 + PLACES_MIN - self.entries.len());
+        if length > self.entries.capacity() {
+            // The usual growth of a vector would double it.
+            self.entries.reserve_exact(length + length / 1024 + PLACES_MIN - self.entries.len());
+        }
         self.entries.resize(length, E::EMPTY);
     }
 
