@@ -218,6 +218,7 @@ impl BlockHasher {
     }
 
     /// Lays a block out in `buffer`, which has its length, and hashes it.
+    #[expect(clippy::inline_always, reason = "only inlined does the length become a constant, which saves a quarter")]
     #[inline(always)]
     fn hash(&self, buffer: &mut [u8], parent: SeqHash, extra_digest: u64, tokens: &[u32], ahead: &[u32]) -> SeqHash {
         // Words of four bytes all the way: slice copies of a few bytes become calls.

@@ -181,10 +181,16 @@ impl Arena {
         *word != before
     }
 
-    /// Reads where the two hashes of a block would be found.
+    /// Reads where a sequence hash would be found.
     #[inline]
-    pub(super) fn peek(&self, seq: u64, alias: u64) -> u32 {
-        self.by_seq.peek(seq_tag(seq)) ^ self.by_alias.peek(alias_tag(alias))
+    pub(super) fn peek(&self, seq: u64) -> u32 {
+        self.by_seq.peek(seq_tag(seq))
+    }
+
+    /// Reads where a shared engine hash would be found.
+    #[inline]
+    pub(super) fn peek_alias(&self, hash: u64) -> u32 {
+        self.by_alias.peek(alias_tag(hash))
     }
 
     /// The node that has this shared engine hash.

@@ -240,19 +240,19 @@ impl State {
     /// their waits overlap, which those of the stores that follow do not.
     #[inline]
     pub(crate) fn look_ahead(&self, slot: Slot, ours: &[SeqHash], theirs: &[EngineHash], likely: Node) {
+        let Some(state) = self.slot(slot) else { return };
+        let has_own = !state.private.is_empty();
         let is_known = ours.first().is_some_and(|first| self.arena.is_at(first.0, likely));
         let mut seen = 0;
         if !is_known {
-            for (ours, theirs) in ours.iter().zip(theirs) {
-                seen ^= self.arena.peek(ours.0, theirs.0);
-            }
+            seen ^= ours.iter().fold(0, |seen, hash| seen ^ self.arena.peek(hash.0));
         }
-        if let Some(state) = self.slot(slot)
-            && !state.private.is_empty()
-        {
-            for theirs in theirs {
-                seen ^= state.private.peek(theirs.0);
-            }
+        // A known block is confirmed by the hash on its node, unless the slot has names of its own.
+        if !is_known || has_own {
+            seen ^= theirs.iter().fold(0, |seen, hash| seen ^ self.arena.peek_alias(hash.0));
+        }
+        if has_own {
+            seen ^= theirs.iter().fold(0, |seen, hash| seen ^ state.private.peek(hash.0));
         }
         std::hint::black_box(seen);
     }

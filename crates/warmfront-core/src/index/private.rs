@@ -8,8 +8,8 @@ use super::arena::Node;
 use super::hash::{FastMap, scramble, unscramble};
 use super::table::{Growth, Named, Table};
 
-/// There is one entry for each fact, so the table is kept dense: 15 to 16 bytes an entry.
-const GROWTH: Growth = Growth { full_16ths: 13, grow_16ths: 1 };
+/// There is one entry for each fact, so the table is kept dense: 15 to 17 bytes an entry.
+const GROWTH: Growth = Growth { full_16ths: 13, grow_16ths: 2 };
 
 #[derive(Debug)]
 pub(super) struct Private {
