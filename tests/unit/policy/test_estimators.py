@@ -273,3 +273,21 @@ def test_a_replica_that_decodes_slowly_is_told_from_the_others() -> None:
         model.sample(slot, (0.012 + 4e-8 * context) * (2.0 if slot == 2 else 1.0), 8, context)
     for slot, factor in enumerate((1.0, 1.0, 2.0)):
         assert model.seconds(Slot(slot), 8, 100_000) == pytest.approx(factor * 0.016, rel=0.05)
+
+
+def test_an_engine_that_decodes_thirty_times_slower_than_the_prior_is_learned_too() -> None:
+    model = DecodeModel(CostConfig())
+    model.grow()
+    for _ in range(60):
+        model.sample(Slot(0), 0.75, 4, 8000)
+    assert model.seconds(Slot(0), 4, 8000) == pytest.approx(0.75, rel=0.1)
+
+
+def test_what_load_adds_to_a_step_is_learned_from_the_first_minute() -> None:
+    model = DecodeModel(CostConfig())
+    model.grow()
+    for number in range(60):  # a fleet that fills up
+        context = 1000 + 1000 * number
+        model.sample(Slot(0), 0.014 + 5e-8 * context, number, context)
+    added = model.seconds(Slot(0), 120, 120_000) - model.seconds(Slot(0), 60, 60_000)
+    assert added == pytest.approx(5e-8 * 60_000, rel=0.4)
