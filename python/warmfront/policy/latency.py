@@ -35,8 +35,8 @@ _VARIANCE_MAX = 0.1
 _GAP_VARIANCE = 1.6e-5
 """Of a measured gap, in square seconds: 4 ms squared."""
 _PRIOR_SPREAD = (0.02, 0.005, 0.005)
-"""How wrong the prior may be: seconds a step, a hundred requests, 100,000 tokens. Were the last two less certain, the first
-gaps of a fast engine would all be put down to them, and load would look free until there was much of it."""
+"""How wrong the prior may be: seconds a step, a hundred requests, 100,000 tokens. Were the last two less certain, the
+first gaps of a fast engine would be put down to them, and load would look free until there was much of it."""
 ASTRAY_MAX = 3
 """Gaps in a row, each too far from the expected one to be believed, after which the expectation is given up."""
 
