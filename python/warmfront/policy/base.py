@@ -66,6 +66,8 @@ class Fleet:
         """Slots that may be chosen: present, ready, and not tried already by the request in hand. Set by `allow`."""
         self.is_eligible: list[bool] = []
         """The same as a column."""
+        self.is_everyone = True
+        """Every row may be chosen: columns need no filter."""
         self.choices_max = 1
         self.priority_step = 1.0
         """How much more a request weighs than one whose priority is 1 higher."""
@@ -124,17 +126,18 @@ class Fleet:
     def allow(self, slots: list[Slot]) -> None:
         """Say which slots may be chosen."""
         self.eligible = slots
+        self.is_everyone = len(slots) == self.slots
         self.is_eligible = [False] * self.slots
         for slot in slots:
             self.is_eligible[slot] = True
 
     def total(self, column: list[float] | list[int]) -> float:
         """Sum a column over the eligible slots."""
-        return sum(column if len(self.eligible) == len(self.id) else compress(column, self.is_eligible))
+        return sum(column if self.is_everyone else compress(column, self.is_eligible))
 
     def deepest(self, column: list[int]) -> int:
         """Return the largest value of a column of an overlap among the eligible slots."""
-        if len(self.eligible) == len(self.id) == len(column):
+        if self.is_everyone and len(column) == len(self.eligible):
             return max(column, default=0)
         return max(compress(column, self.is_eligible), default=0)
 

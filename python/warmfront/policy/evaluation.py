@@ -130,7 +130,8 @@ class Evaluation:
         One that looks best to load alone is among them.
         """
         slots = self.fleet.eligible
-        return self.costs(slots) if len(slots) <= FEW or self.doubt else self._pruned(slots, count)
+        is_small = len(slots) <= max(FEW, count)
+        return self.costs(slots) if is_small or self.doubt else self._pruned(slots, count)
 
     def costs(self, slots: Iterable[Slot]) -> list[Costs]:  # noqa: C901 - one loop without calls
         """Compute everything about some replicas, in the order given."""
@@ -276,13 +277,13 @@ class Evaluation:
     def _pruned(self, slots: list[Slot], count: int) -> list[Costs]:
         """Evaluate the replicas of the smallest bounds, then those whose bound lies below what the first ones cost."""
         bounds, blind_bounds = self._bounds()
-        cut, blind_cut = sorted(bounds)[min(len(bounds), max(FEW, count)) - 1], min(blind_bounds)
-        rows = list(zip(slots, bounds, blind_bounds, strict=True))
+        cut, blind_cut = sorted(bounds)[count - 1], min(blind_bounds)
+        rows = zip(slots, bounds, blind_bounds, strict=True)
         found = self.costs([slot for slot, bound, blind in rows if bound <= cut or blind <= blind_cut])
-        threshold = sorted([cost.total_s for cost in found])[min(len(found), count) - 1] + prices.TIE_S
-        return found + self.costs(
-            [slot for slot, bound, blind in rows if cut < bound <= threshold and blind > blind_cut]
-        )
+        threshold = sorted([cost.total_s for cost in found])[count - 1] + prices.TIE_S
+        seen = {cost.slot for cost in found}
+        within = [slot for slot, bound in zip(slots, bounds, strict=True) if bound <= threshold and slot not in seen]
+        return found + self.costs(within)
 
     def _bounds(self) -> tuple[list[float], list[float]]:
         """Return W + T + (p̃ + ev)·X of each eligible replica with the least p̃ and ev: it never costs less.
@@ -313,10 +314,10 @@ class Evaluation:
             deepest,
             strict=False,  # an overlap may have rows for slots that are not known here yet
         )
-        rows = columns if len(fleet.eligible) == fleet.slots else compress(columns, fleet.is_eligible)
+        rows = columns if fleet.is_everyone else compress(columns, fleet.is_eligible)
         cold_s, bounds, blind_bounds = self.full_prefill, [], []
         for pending_s, since_s, step_s, token_s, weighed, arrivals, work_s, scale, held, mean_s, depth in rows:
-            paid_s, eviction = least[depth]
+            prefill_s, paid_s, eviction = least[depth]
             wait = pending_s - now_s + since_s
             half = 0.5 * pending_s
             if wait < half:
@@ -325,7 +326,7 @@ class Evaluation:
             if busy > busy_max:
                 busy = busy_max
             rate = arrivals_mean + own_decay * arrivals
-            price = base + own * weighed + arrival_weight * rate * (wait + scale * paid_s) / (1.0 - busy)
+            price = base + own * weighed + arrival_weight * rate * (wait + scale * prefill_s) / (1.0 - busy)
             if price > price_max:
                 price = price_max
             rest = wait + weight * (step_s + token_s * tokens) + future * mean_s
@@ -335,14 +336,15 @@ class Evaluation:
             blind_bounds.append(rest + work_price * (cold_s + forced))
         return bounds, blind_bounds
 
-    def _least_by_depth(self) -> dict[int, tuple[float, float]]:
-        """Return the least p̃ at scale 1 and the least ev per squared token held, for every depth that occurs."""
+    def _least_by_depth(self) -> dict[int, tuple[float, float, float]]:
+        """Return the least p and p̃ at scale 1 and the least ev per squared token held, for every depth that occurs."""
         unit = self._eviction_least()
         least = {}
         for depth in set(self.deepest):
             new = max(1.0, self.prompt_tokens - depth)
-            paid_s = self._paid_s(depth, self._prefill_s(new), found=self.frontier)
-            least[depth] = paid_s, unit * (new + self.session_tokens)
+            prefill_s = self._prefill_s(new)
+            paid_s = self._paid_s(depth, prefill_s, found=self.frontier)
+            least[depth] = prefill_s, paid_s, unit * (new + self.session_tokens)
         return least
 
     def _eviction_least(self) -> float:
@@ -369,10 +371,12 @@ class Evaluation:
 
     def _frontier_credit(self) -> float:
         """Return the part of the deepest prefix that its holders are expected to find: a copy is worth no more."""
-        fleet, ages = self.fleet, self.overlap.age_s
-        credit = fleet.learned.credit
-        holders = [slot for slot in fleet.eligible if self.deepest[slot] == self.frontier]
-        return max([credit.factor[fleet.exact[slot]][credit.bucket(ages[slot])] for slot in holders])
+        fleet, frontier, credit = self.fleet, self.frontier, self.fleet.learned.credit
+        columns = zip(fleet.exact, self.overlap.age_s, self.deepest, strict=False)
+        rows = columns if fleet.is_everyone else compress(columns, fleet.is_eligible)
+        # Most holders were never sent the prefix, or none was: few distinct ages.
+        holders = {(exact, age_s) for exact, age_s, depth in rows if depth == frontier}
+        return max([credit.factor[exact][credit.bucket(age_s)] for exact, age_s in holders])
 
     def _paid_s(self, depth: int, prefill_s: float, *, found: float) -> float:
         """Return p̃ at scale 1.
