@@ -26,6 +26,9 @@ RATIO_MAX, RATIO_MIN = 8.0, 0.05
 """Samples this far from the prediction are accidents: a stall, a wrong overlap."""
 OUTLIERS_MAX = 8
 """Accidents in a row after which they are the truth: the engine is another class of machine than the prior."""
+POOL_SAMPLES_MIN = 20
+"""Samples of the pool before replicas are told apart: the first to be measured would only seem faster than a prior that
+is too slow for all, and get all requests of an idle fleet."""
 SHRINK = 0.005
 """Share by which a replica's scale returns to the pool with each sample."""
 SECONDS_A_TOKEN_MIN = 1e-6
@@ -61,8 +64,7 @@ class Scale:
     def add(self, slot: Slot, seconds: float, expected_s: float) -> None:
         """Compare seconds measured with those expected of the pool; one measurement counts at most fourfold.
 
-        Five seconds weigh as much as the presumption that the replica is like the others: the pool must learn first, or
-        a replica that only seems fast because the pool's prior is slow would get all requests.
+        Five seconds weigh as much as the presumption that the replica is like the others.
         """
         measured = 0.99 * self._measured[slot] + 0.2 * min(seconds, 4 * expected_s * self.factor[slot])
         expected = 0.99 * self._expected[slot] + 0.2 * expected_s
@@ -118,7 +120,8 @@ class PrefillModel:
             self._outliers += 1
             if self._outliers <= OUTLIERS_MAX:
                 return
-        self._scale.add(slot, seconds, predicted)
+        if self.samples >= POOL_SAMPLES_MIN:
+            self._scale.add(slot, seconds, predicted)
         self._fit(seconds / self.scale[slot], tokens, pairs)
         self.samples += 1
 
