@@ -215,7 +215,7 @@ class CostConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """S_ttft: how a second of first-token delay trades against decode slowness."""
     tpot_target_s: Positive = 0.1
     """S_tpot: how a second a token trades against first-token delay."""
-    arrival_weight: Annotated[float, Meta(ge=0)] = 3.0
+    arrival_weight: Annotated[float, Meta(ge=0)] = 1.0
     """k_F: delay imposed on future arrivals."""
     price_max: Annotated[float, Meta(ge=1)] = 60.0
     """X_max: how many times a recomputation may be worth."""

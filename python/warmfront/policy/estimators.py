@@ -28,10 +28,12 @@ RESIDENCE_PRIOR_S = 5.0
 AGE_BUCKETS = 16
 CREDIT_PRIOR_TOKENS = 2000.0
 CREDIT_FORGET = 0.99
-PREFILL_SHARE_MAX = 0.75
-"""Share of prefill in an interval above which its gaps say little about decoding."""
-STRETCHED_TRUST = 0.1
-"""Weight of gaps that prefill stretched."""
+PREFILL_SHARE_MAX = 0.6
+"""Share of prefill above which stretched gaps say little about decoding."""
+STRETCHED_TRUST = 0.2
+"""Weight of what is left of stretched gaps, against a gap without prefill."""
+STRETCH_S = 2.0
+"""Time over which stretched gaps are added up: long against the longest of them."""
 REGRET_INTERVAL_S = 1.0
 REGRET_EVICTIONS_MAX = 20_000.0
 """Evictions of a replica beyond which older ones count half."""
@@ -183,6 +185,32 @@ class BusyPeriod:
     """How long it took, once it is over."""
 
 
+@dataclass(slots=True)
+class Stretch:
+    """Intervals between two tokens that prefill stretched, added up."""
+
+    seconds: float = 0.0
+    steps: float = 0.0
+    prefill_s: float = 0.0
+    requests: float = 0.0
+    """Times seconds, as the next."""
+    context_tokens: float = 0.0
+    is_clean: bool = False
+    """The last interval had no prefill."""
+
+    def add(self, seconds: float, gap_s: float, requests: int, context_tokens: float) -> None:
+        """Add an interval with a mean gap."""
+        self.seconds += seconds
+        self.steps += seconds / gap_s
+        self.requests += requests * seconds
+        self.context_tokens += context_tokens * seconds
+
+    def restart(self) -> None:
+        """Begin anew."""
+        self.seconds = self.steps = self.prefill_s = self.requests = self.context_tokens = 0.0
+        self.is_clean = False
+
+
 class Learned:
     """Everything a pool has learned."""
 
@@ -202,6 +230,7 @@ class Learned:
         self._prefilled_s: list[float] = []
         """Predicted prefill seconds that ended since gaps were last reported."""
         self._paced_s: list[float | None] = []
+        self._stretches: list[Stretch] = []
         self._progress_s: list[float] = []
         """How long the prefill in progress had taken when gaps were last reported."""
 
@@ -215,6 +244,7 @@ class Learned:
         self._prefilled_s.append(0.0)
         self._paced_s.append(None)
         self._progress_s.append(0.0)
+        self._stretches.append(Stretch())
 
     def reset(self, slot: Slot) -> None:
         """Forget a replica: the slot belongs to another one now."""
@@ -224,6 +254,7 @@ class Learned:
         self.residence_s[slot] = RESIDENCE_PRIOR_S
         self._busy[slot], self._prefilled_s[slot], self._paced_s[slot] = None, 0.0, None
         self._progress_s[slot] = 0.0
+        self._stretches[slot].restart()
 
     def expected_output_tokens(self, output_tokens_max: int | None) -> float:
         """ô of one request: never more than it asked for."""
@@ -330,8 +361,10 @@ class Learned:
     ) -> None:
         """Learn the gap between tokens in the interval since the last call.
 
-        Prefill stretches gaps. Its predicted share of the interval is taken off, and the rest believed less. Beyond
-        `PREFILL_SHARE_MAX` a gap can only show that a step takes less than expected: the step is shorter than the gap.
+        Prefill stretches gaps, also one that begins in an interval and ends in the next. So a gap is believed as it is
+        only after two intervals without prefill. The others are added up until they are long against a gap; what is
+        left of them without the prefill predicted for them, divided by their steps, counts less. Where prefill is
+        nearly all of it, a gap can only show that a step takes less than expected: the step is shorter than the gap.
 
         Args:
             slot: Where.
@@ -341,16 +374,34 @@ class Learned:
             context_tokens: Theirs.
             progress_s: How long the prefill in progress has taken so far; 0 when there is none.
         """
-        progress_before_s, self._progress_s[slot] = self._progress_s[slot], progress_s
         before_s, self._paced_s[slot] = self._paced_s[slot], now_s
+        progress_before_s, self._progress_s[slot] = self._progress_s[slot], progress_s
         prefilled_s, self._prefilled_s[slot] = self._prefilled_s[slot], 0.0
+        stretch = self._stretches[slot]
         if before_s is None or now_s <= before_s or requests <= 0 or gap_s <= 0:
+            stretch.restart()
             return
-        share = max(0.0, prefilled_s + progress_s - progress_before_s) / (now_s - before_s)
-        if not share and not progress_s:
-            self.decode.sample(slot, gap_s, requests, context_tokens)
-        elif share <= PREFILL_SHARE_MAX:
-            self.decode.sample(slot, gap_s * (1.0 - share), requests, context_tokens, trust=STRETCHED_TRUST)
+        if not prefilled_s and not progress_s and not progress_before_s:
+            if stretch.is_clean:
+                self.decode.sample(slot, gap_s, requests, context_tokens)
+                return
+            stretch.restart()
+            stretch.is_clean = True
+        else:
+            stretch.is_clean = False
+        stretch.add(now_s - before_s, gap_s, requests, context_tokens)
+        stretch.prefill_s += prefilled_s + progress_s - progress_before_s
+        if stretch.seconds >= STRETCH_S:
+            self._learn_stretched(slot, stretch)
+            stretch.restart()
+
+    def _learn_stretched(self, slot: Slot, stretch: Stretch) -> None:
+        requests, context_tokens = stretch.requests / stretch.seconds, stretch.context_tokens / stretch.seconds
+        share = max(0.0, stretch.prefill_s / stretch.seconds)
+        gap_s = stretch.seconds / stretch.steps
+        if share <= PREFILL_SHARE_MAX:
+            trust = STRETCHED_TRUST * (1.0 - share) ** 2
+            self.decode.sample(slot, gap_s * (1.0 - share), requests, context_tokens, trust=trust)
         elif gap_s < GAP_BOUND * self.decode.seconds(slot, requests, context_tokens):
             self.decode.sample(slot, gap_s, requests, context_tokens, trust=STRETCHED_TRUST)
 

@@ -26,14 +26,22 @@ RATIO_MAX, RATIO_MIN = 8.0, 0.05
 """Samples this far from the prediction are accidents: a stall, a wrong overlap."""
 OUTLIERS_MAX = 8
 """Accidents in a row after which they are the truth: the engine is another class of machine than the prior."""
+POOL_SAMPLES_MIN = 20
+"""Samples of the pool before replicas are told apart: the first to be measured would only seem faster than a prior that
+is too slow for all, and get all requests of an idle fleet."""
 SHRINK = 0.005
 """Share by which a replica's scale returns to the pool with each sample."""
 SECONDS_A_TOKEN_MIN = 1e-6
 SECONDS_A_STEP_MIN = 1e-4
 _REQUESTS_UNIT, _TOKENS_UNIT = 1e-2, 1e-5
 _VARIANCE_MAX = 0.1
-_GAP_VARIANCE = 1e-4
-"""Of a measured gap, in square seconds."""
+_GAP_VARIANCE = 1.6e-5
+"""Of a measured gap, in square seconds: 4 ms squared."""
+_PRIOR_SPREAD = (0.02, 0.005, 0.005)
+"""How wrong the prior may be: seconds a step, a hundred requests, 100,000 tokens. Were the last two less certain, the
+first gaps of a fast engine would be put down to them, and load would look free until there was much of it."""
+ASTRAY_MAX = 3
+"""Gaps in a row, each too far from the expected one to be believed, after which the expectation is given up."""
 
 
 class Scale:
@@ -56,8 +64,7 @@ class Scale:
     def add(self, slot: Slot, seconds: float, expected_s: float) -> None:
         """Compare seconds measured with those expected of the pool; one measurement counts at most fourfold.
 
-        Five seconds weigh as much as the presumption that the replica is like the others: the pool must learn first, or
-        a replica that only seems fast because the pool's prior is slow would get all requests.
+        Five seconds weigh as much as the presumption that the replica is like the others.
         """
         measured = 0.99 * self._measured[slot] + 0.2 * min(seconds, 4 * expected_s * self.factor[slot])
         expected = 0.99 * self._expected[slot] + 0.2 * expected_s
@@ -113,7 +120,8 @@ class PrefillModel:
             self._outliers += 1
             if self._outliers <= OUTLIERS_MAX:
                 return
-        self._scale.add(slot, seconds, predicted)
+        if self.samples >= POOL_SAMPLES_MIN:
+            self._scale.add(slot, seconds, predicted)
         self._fit(seconds / self.scale[slot], tokens, pairs)
         self.samples += 1
 
@@ -149,17 +157,20 @@ class DecodeModel:
         self.per_token: list[float] = []
         self.samples = 0
         self._covariance: list[list[list[float]]] = []
+        self._astray: list[int] = []
 
     def grow(self) -> None:
         """Add a row."""
         for column, value in zip((self.base, self.per_request, self.per_token), self._prior, strict=True):
             column.append(value)
         self._covariance.append(_start())
+        self._astray.append(0)
 
     def reset(self, slot: Slot) -> None:
         """Forget a replica."""
         self.base[slot], self.per_request[slot], self.per_token[slot] = self._prior
         self._covariance[slot] = _start()
+        self._astray[slot] = 0
 
     def seconds(self, slot: Slot, requests: float, context_tokens: float) -> float:
         """Predict the gap between two tokens."""
@@ -184,6 +195,7 @@ class DecodeModel:
         predicted_s = self.seconds(slot, requests, context_tokens)
         bound = 0.5 * predicted_s + 0.02  # of the prediction, so that one stall of many seconds stays one small step
         error = max(-bound, min(bound, gap_s - predicted_s))
+        self._astray[slot] = self._astray[slot] + 1 if abs(gap_s - predicted_s) > bound else 0
         gain = [entry / scale for entry in product]
         self.base[slot] = max(SECONDS_A_STEP_MIN, self.base[slot] + gain[0] * error)
         self.per_request[slot] = max(0.0, self.per_request[slot] + gain[1] * error * _REQUESTS_UNIT)
@@ -191,11 +203,13 @@ class DecodeModel:
         self._covariance[slot] = _bounded(
             [[(matrix[row][col] - gain[row] * product[col]) / FORGET for col in range(3)] for row in range(3)]
         )
+        if self._astray[slot] > ASTRAY_MAX:
+            self._covariance[slot] = _start()
         self.samples += 1
 
 
 def _start() -> list[list[float]]:
-    return [[1e-3, 0.0, 0.0], [0.0, 1e-4, 0.0], [0.0, 0.0, 1e-3]]
+    return [[spread * spread if row == col else 0.0 for col in range(3)] for row, spread in enumerate(_PRIOR_SPREAD)]
 
 
 def _bounded(matrix: list[list[float]]) -> list[list[float]]:
