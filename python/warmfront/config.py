@@ -215,12 +215,18 @@ class CostConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """S_ttft: how a second of first-token delay trades against decode slowness."""
     tpot_target_s: Positive = 0.1
     """S_tpot: how a second a token trades against first-token delay."""
-    arrival_weight: Annotated[float, Meta(ge=0)] = 3.0
+    arrival_weight: Annotated[float, Meta(ge=0)] = 1.0
     """k_F: delay imposed on future arrivals."""
     price_max: Annotated[float, Meta(ge=1)] = 60.0
     """X_max: how many times a recomputation may be worth."""
     utilisation_max: Annotated[float, Meta(gt=0, lt=1)] = 0.95
     """Cap of the utilisation in the price."""
+    priority_step: Annotated[float, Meta(ge=1)] = 2.0
+    """How much more a request weighs than one whose `priority` is 1 higher (lower numbers are more urgent, as in vLLM).
+    1 makes all equal."""
+    ttft_limit_s: Annotated[float, Meta(gt=0)] | None = None
+    """A request of priority 0 or below that would wait longer than this goes where it waits less than half of it, if
+    such a replica exists and the fleet has room. Unset: no limit."""
     memory_threshold: Annotated[float, Meta(ge=0, lt=1)] = 0.65
     """u0: share of KV memory in use above which memory costs."""
     memory_weight: Annotated[float, Meta(ge=0)] = 1.0
@@ -237,6 +243,14 @@ class CostConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """k_D: weight of the conversation's later turns."""
     future_turns_max: Annotated[float, Meta(ge=0)] = 60.0
     """Cap of N_T, the later turns that a conversation is expected to have."""
+    host_load_s: Annotated[float, Meta(ge=0)] = 5e-6
+    """Seconds to load one token's KV from host memory: about 100 kB at 20 GB/s."""
+    disk_load_s: Annotated[float, Meta(ge=0)] = 40e-6
+    """The same from local disk: about 100 kB at 2.5 GB/s."""
+    adapter_load_s: Annotated[float, Meta(ge=0)] = 0.05
+    """Seconds to load an adapter that a replica has not in its memory: about 100 MB from host memory, with stalls."""
+    adapters_resident_max: Annotated[int, Meta(ge=1)] = 8
+    """Adapters a replica keeps loaded (`--max-loras`, or `--max-cpu-loras` where that is larger)."""
     fleet_mix: Annotated[float, Meta(ge=0, le=1)] = 0.5
     """Share of the fleet mean in the price of prefill work."""
     prefill_prior_s: Positive = 110e-6
@@ -245,6 +259,19 @@ class CostConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """Seconds a decode step before anything was measured."""
     decode_prior_token_s: Positive = 20e-9
     """Seconds a token of context in a decode step before anything was measured."""
+
+
+class GuardConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """The guard of `marginal_cost`: it measures whether cache affinity pays and lowers its credit where it does not."""
+
+    enabled: bool = True
+    """Unset it to choose by the cost alone, without comparing."""
+    share: Annotated[float, Meta(gt=0, le=0.2)] = 0.01
+    """Share of the decisions on which cost and load differ that is made by load, at random, to compare."""
+    margin: Annotated[float, Meta(ge=0, lt=1)] = 0.03
+    """Part of a request's usual cost by which load alone must be better before the credit is lowered."""
+    hold_s: Positive = 300.0
+    """Wait before a lowered credit is raised by a step without proof; doubles with each relapse, up to 16 times."""
 
 
 class PolicyConfig(Struct, frozen=True, forbid_unknown_fields=True):
@@ -259,6 +286,8 @@ class PolicyConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """`prefix_hash`: no replica takes more than this multiple of the mean load."""
     cost: CostConfig = CostConfig()
     """Constants of `marginal_cost`."""
+    guard: GuardConfig = GuardConfig()
+    """Whether affinity pays, measured."""
 
 
 class FlowConfig(Struct, frozen=True, forbid_unknown_fields=True):

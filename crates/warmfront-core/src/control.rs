@@ -38,10 +38,10 @@ const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
 /// What the admin API wants to know from this process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Question {
-    /// `explain`, `fleet`, `policy`, …
+    /// `explain`, `fleet`, `policy`, `tokens`, …
     pub question: String,
     pub payload: Bytes,
-    /// For `explain`: the path the payload would have been sent to.
+    /// For `explain` and `tokens`: the path the request would have been sent to.
     pub path: String,
 }
 

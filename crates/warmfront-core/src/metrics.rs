@@ -6,12 +6,14 @@
 //! cheap clone that the hot paths look up once. Label values beyond the configured number count under `other`. An
 //! unknown name is a bug of ours: it panics in debug builds and is counted in release builds.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{HashMap, HashSet};
 use std::fmt::Write as _;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use hashbrown::HashTable;
 use parking_lot::Mutex;
+use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use crate::config::{MetricConfig, MetricKind};
 
@@ -113,9 +115,13 @@ struct Family {
     series: Mutex<SeriesMap>,
 }
 
+/// A row: label values in the order of the catalogue, and what is counted for them.
+type Row = (Box<[String]>, Series);
+
 #[derive(Debug, Default)]
 struct SeriesMap {
-    by_labels: BTreeMap<Vec<String>, Series>,
+    /// Under the hash of the label values, so that a lookup makes no strings.
+    rows: HashTable<Row>,
     /// Distinct values seen, a set for each label.
     values: Vec<HashSet<String>>,
 }
@@ -137,7 +143,7 @@ impl Metrics {
             .iter()
             .map(|config| {
                 let values = vec![HashSet::new(); config.labels.len()];
-                let series = Mutex::new(SeriesMap { by_labels: BTreeMap::new(), values });
+                let series = Mutex::new(SeriesMap { rows: HashTable::new(), values });
                 (config.name.clone(), Family { config: config.clone(), series })
             })
             .collect();
@@ -188,7 +194,7 @@ impl Metrics {
         for family in self.families.values() {
             let Some(position) = family.config.labels.iter().position(|name| name == label) else { continue };
             let mut series = family.series.lock();
-            series.by_labels.retain(|labels, _| labels[position] != value);
+            series.rows.retain(|(labels, _)| labels[position] != value);
             series.values[position].remove(value);
         }
     }
@@ -224,7 +230,10 @@ impl Metrics {
 impl Family {
     fn series(&self, labels: &[&str], label_values_max: usize) -> Series {
         let mut map = self.series.lock();
-        let labels: Vec<String> = labels
+        if let Some((_, series)) = map.rows.find(hash_of(labels), |(row, _)| **row == *labels) {
+            return series.clone();
+        }
+        let labels: Box<[String]> = labels
             .iter()
             .zip(&mut map.values)
             .map(|(value, seen)| {
@@ -236,7 +245,9 @@ impl Family {
                 }
             })
             .collect();
-        map.by_labels.entry(labels).or_insert_with(|| self.fresh()).clone()
+        let hash = hash_of(&labels);
+        let found = map.rows.entry(hash, |(row, _)| *row == labels, |(row, _)| hash_of(row));
+        found.or_insert_with(|| (labels.clone(), self.fresh())).get().1.clone()
     }
 
     fn fresh(&self) -> Series {
@@ -256,7 +267,10 @@ impl Family {
         };
         let help = help.replace('\\', "\\\\").replace('\n', "\\n");
         writeln!(out, "# HELP {name} {help}\n# TYPE {name} {kind}").expect("writing to a string cannot fail");
-        for (values, series) in &self.series.lock().by_labels {
+        let map = self.series.lock();
+        let mut rows: Vec<&Row> = map.rows.iter().collect();
+        rows.sort_unstable_by_key(|(values, _)| values);
+        for (values, series) in rows {
             let labels = label_text(names, values);
             match series {
                 Series::Counter(counter) => push_line(out, name, "", &labels, &counter.value().to_string()),
@@ -265,6 +279,11 @@ impl Family {
             }
         }
     }
+}
+
+/// Hash of the label values, each hashed under the hash of those before it.
+fn hash_of<S: AsRef<str>>(labels: &[S]) -> u64 {
+    labels.iter().fold(0, |seed, value| xxh3_64_with_seed(value.as_ref().as_bytes(), seed))
 }
 
 fn render_histogram(out: &mut String, name: &str, labels: &str, buckets: &Buckets) {

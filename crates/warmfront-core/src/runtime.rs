@@ -9,6 +9,8 @@
 //! the queues, so that the deciding thread drains them and gets `None`; end the control process and the background. A
 //! second signal skips the grace time.
 
+mod questions;
+
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
@@ -26,10 +28,10 @@ use tokio::sync::{Notify, watch};
 
 use crate::clock::Clock;
 use crate::config::CoreConfig;
-use crate::control::{Answerer, Control, Question, Reply, keep_running};
+use crate::control::{Control, keep_running};
 use crate::error::CoreError;
 use crate::fleet::{Fleet, FleetState, FleetUpdate, FleetView, Means, encode};
-use crate::http::{Ask, Front, Preparer, Stop, serve};
+use crate::http::{Front, Preparer, Stop, serve};
 use crate::mailbox::{Event, Mailbox, Received, RequestId, Slot};
 use crate::meter::Meter;
 use crate::metrics::Metrics;
@@ -336,7 +338,7 @@ impl Background {
         let socket = &shared.config.control.socket;
         let control = match socket.as_str() {
             "" => None,
-            path => Some(Control::bind(path, &address.to_string(), updates.clone(), answerer(&shared))?),
+            path => Some(Control::bind(path, &address.to_string(), updates.clone(), questions::answerer(&shared))?),
         };
         let listen = |kind| signal(kind).map_err(|error| CoreError::Config(format!("signals: {error}")));
         let signals = [listen(SignalKind::terminate())?, listen(SignalKind::interrupt())?];
@@ -379,54 +381,6 @@ async fn obey([mut terminate, mut interrupt]: [Signal; 2], shared: &Shared) {
         }
         shared.stop_or_halt();
     }
-}
-
-/// Questions of the admin API go to the router; `explain` with the request it is about.
-fn answerer(shared: &Arc<Shared>) -> Arc<Answerer> {
-    let shared = Arc::downgrade(shared);
-    Arc::new(move |question| {
-        let shared = shared.upgrade();
-        Box::pin(async move {
-            match shared {
-                Some(shared) => ask(&shared, question).await,
-                None => failure(503, "the router is stopping"),
-            }
-        })
-    })
-}
-
-async fn ask(shared: &Shared, question: Question) -> Reply {
-    let Question { question, payload, path } = question;
-    let mut request = None;
-    let mut entered = None;
-    if question == "explain" {
-        let ask = Ask {
-            id: shared.mailbox.next_id(),
-            time_s: shared.clock.now_s(),
-            endpoint: Some(crate::http::request::Endpoint::of(&path)),
-            headers: http::HeaderMap::new(),
-            body: payload.clone(),
-        };
-        match shared.preparer.prepare(shared.view.load_full(), ask).await {
-            Ok(prepared) => {
-                entered = Some(shared.requests.visit(prepared.facts.id, prepared.prompt));
-                request = Some(prepared.facts);
-            }
-            Err(refusal) => return (refusal.face.status, refusal.face.body(&refusal.message).into()),
-        }
-    }
-    let reply = match shared.mailbox.ask(&question, request, payload) {
-        Ok(answer) => {
-            answer.await.map_or_else(|_| failure(503, "the router is stopping"), |answer| (answer.status, answer.body))
-        }
-        Err(full) => failure(503, &full.to_string()),
-    };
-    drop(entered);
-    reply
-}
-
-fn failure(status: u16, message: &str) -> Reply {
-    (status, serde_json::json!({"error": {"message": message}}).to_string().into())
 }
 
 #[cfg(test)]

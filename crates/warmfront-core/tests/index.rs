@@ -261,6 +261,47 @@ fn an_approximate_replica_forgets_what_was_used_longest_ago() {
 }
 
 #[test]
+fn capacity_takes_the_end_of_the_oldest_prompt_and_leaves_what_later_ones_share() {
+    let index = index(0);
+    index.add_slot(0, Feed::Approximate, Some(5));
+    let (old, new) = (prompt(0, 4), [prompt(0, 2), prompt(100, 2)].concat());
+    index.dispatched(1, &hashes(&index, &old), 0, 0.0);
+    index.dispatched(2, &hashes(&index, &new), 0, 1.0);
+    assert_eq!((overlap(&index, &old, 1.0).device, overlap(&index, &new, 1.0).device), (vec![3], vec![4]));
+    // The shortened prompt is dispatched again: now the other one is the oldest.
+    index.dispatched(3, &hashes(&index, &old), 0, 2.0);
+    assert_eq!((overlap(&index, &old, 2.0).device, overlap(&index, &new, 2.0).device), (vec![4], vec![3]));
+    (1..=3).for_each(|id| index.released(id));
+    assert_eq!(overlap(&index, &old, 700.0).device, [0]);
+    assert_eq!(index.stats().blocks, 0);
+}
+
+#[test]
+fn a_withdrawn_request_leaves_what_an_equal_one_computed() {
+    let index = index(1);
+    let tokens = prompt(0, 3);
+    index.dispatched(1, &hashes(&index, &tokens), 0, 0.0);
+    index.dispatched(2, &hashes(&index, &tokens), 0, 0.0);
+    index.released(2);
+    index.withdrawn(1);
+    let columns = overlap(&index, &tokens, 0.0);
+    assert_eq!((columns.device, columns.active), (vec![3], vec![0]));
+}
+
+#[test]
+fn a_block_is_found_behind_its_parent_after_that_was_away() {
+    let index = index(1);
+    let tokens = prompt(0, 4);
+    store(&index, 0, &tokens, 1, None);
+    remove(&index, 0, 2);
+    store(&index, 0, &prompt(500, 1), 50, None);
+    assert_eq!(overlap(&index, &tokens, 0.0).device, [1]);
+    store(&index, 0, &tokens[4..8], 2, Some(1));
+    assert_eq!(overlap(&index, &tokens, 0.0).device, [4]);
+    assert_eq!(index.stats().blocks, 5);
+}
+
+#[test]
 fn an_evicted_block_that_is_needed_again_is_regretted_once() {
     let index = index(2);
     let tokens = prompt(0, 2);

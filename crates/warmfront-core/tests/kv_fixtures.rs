@@ -261,17 +261,18 @@ fn assert_residency_equals_multiset(batches: &[EventBatch], block_size: u32) {
         assert_eq!(report.unknown_parents + report.unknown_removals, 0);
     }
     let resident = multiset(batches);
-    let mut distinct: BTreeSet<SeqHash> = BTreeSet::new();
-    for (hash, (prefix, extras)) in prefixes(batches) {
-        let last = *index.hasher().chain(&prefix, &extras).last().unwrap();
-        // One block alone: the walk begins at it, so its depth says whether it is resident.
-        let held = index.overlap(&[last], 0.0).confirmed[0] == 1;
-        if resident.contains(&hash) {
-            assert!(held, "{hash}");
-            distinct.insert(last);
-        }
+    let chains: Vec<(u64, Vec<SeqHash>)> = prefixes(batches)
+        .into_iter()
+        .map(|(hash, (prefix, extras))| (hash, index.hasher().chain(&prefix, &extras)))
+        .collect();
+    let last_of = |chain: &[SeqHash]| *chain.last().unwrap();
+    let held: BTreeSet<SeqHash> =
+        chains.iter().filter(|(hash, _)| resident.contains(hash)).map(|(_, chain)| last_of(chain)).collect();
+    for (hash, chain) in &chains {
+        let depth = chain.iter().take_while(|block| held.contains(block)).count();
+        assert_eq!(index.overlap(chain, 0.0).confirmed[0] as usize, depth, "{hash}");
     }
-    assert_eq!(index.stats().confirmed_facts, distinct.len() as u64);
+    assert_eq!(index.stats().confirmed_facts, held.len() as u64);
 }
 
 fn frames(name: &str, keep: impl Fn(&Value) -> bool) -> Vec<EventBatch> {

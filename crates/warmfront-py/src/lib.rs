@@ -13,6 +13,10 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use warmfront_core::{error, mailbox};
 
+/// Of the core alone: Python's objects stay with Python's own allocator.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 /// `(status, type, code)` of every error the core answers with.
 #[pyfunction]
 fn error_faces() -> Vec<(u16, &'static str, &'static str)> {

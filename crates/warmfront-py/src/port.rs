@@ -2,7 +2,7 @@
 
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedStr;
-use pyo3::types::PyBytes;
+use pyo3::types::{PyBytes, PyList};
 use warmfront_core::config::CoreConfig;
 use warmfront_core::error::CoreError;
 use warmfront_core::log;
@@ -12,8 +12,19 @@ use warmfront_core::runtime::Service;
 use crate::errors::{detached, to_py};
 
 /// Columns of `warmfront.types.Overlap`, in its field order.
-pub(crate) type Columns =
-    (Vec<u32>, Vec<u32>, Vec<u32>, Vec<u32>, Vec<u32>, Vec<u64>, Vec<u64>, Vec<u64>, Vec<u64>, Vec<f64>, Option<u64>);
+pub(crate) type Columns<'py> = (
+    Bound<'py, PyList>,
+    Bound<'py, PyList>,
+    Bound<'py, PyList>,
+    Bound<'py, PyList>,
+    Bound<'py, PyList>,
+    Bound<'py, PyList>,
+    Bound<'py, PyList>,
+    Bound<'py, PyList>,
+    Bound<'py, PyList>,
+    Bound<'py, PyList>,
+    Option<u64>,
+);
 
 /// Both queues of a running data process. All methods may be called from one thread at a time only.
 #[pyclass(frozen)]
@@ -49,8 +60,8 @@ impl Port {
     }
 
     /// What each replica of the request's pool holds of its prompt. Keeps the GIL: microseconds.
-    fn overlap(&self, id: u64) -> PyResult<Columns> {
-        self.service.overlap(id).map(columns).map_err(to_py)
+    fn overlap<'py>(&self, py: Python<'py>, id: u64) -> PyResult<Columns<'py>> {
+        columns(py, &self.service.overlap(id).map_err(to_py)?)
     }
 
     /// Notes that `slot` will hold the request's prompt.
@@ -90,18 +101,21 @@ fn borrowed(labels: &[PyBackedStr]) -> Vec<&str> {
     labels.iter().map(|label| &**label).collect()
 }
 
-pub(crate) fn columns(found: PoolOverlap) -> Columns {
-    (
-        found.device,
-        found.confirmed,
-        found.host,
-        found.disk,
-        found.active,
-        found.active_tokens,
-        found.resident_tokens,
-        found.evicted_blocks,
-        found.regretted_blocks,
-        found.age_s,
+/// Depths are usually the same in every tier, and then one list stands for all of them: nobody writes to a column.
+pub(crate) fn columns<'py>(py: Python<'py>, found: &PoolOverlap) -> PyResult<Columns<'py>> {
+    let device = PyList::new(py, &found.device)?;
+    let depth = |column: &[u32]| if column == found.device { Ok(device.clone()) } else { PyList::new(py, column) };
+    Ok((
+        device.clone(),
+        depth(&found.confirmed)?,
+        depth(&found.host)?,
+        depth(&found.disk)?,
+        depth(&found.active)?,
+        PyList::new(py, &found.active_tokens)?,
+        PyList::new(py, &found.resident_tokens)?,
+        PyList::new(py, &found.evicted_blocks)?,
+        PyList::new(py, &found.regretted_blocks)?,
+        PyList::new(py, &found.age_s)?,
         found.frontier_key,
-    )
+    ))
 }

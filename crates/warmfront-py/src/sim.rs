@@ -278,8 +278,9 @@ impl SimFleet {
     }
 
     /// What each replica holds of the request's prompt. Raises `UnknownRequestError`.
-    fn overlap(&self, id: u64) -> PyResult<Columns> {
-        self.fleet.lock().overlap(id).map(columns).map_err(to_py)
+    fn overlap<'py>(&self, py: Python<'py>, id: u64) -> PyResult<Columns<'py>> {
+        let found = self.fleet.lock().overlap(id).map_err(to_py)?;
+        columns(py, &found)
     }
 
     /// Notes that `slot` will hold the request's prompt. Raises `UnknownRequestError`.

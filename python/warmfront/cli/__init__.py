@@ -22,6 +22,7 @@ COMMANDS = {
     "replay": "Decide a recorded run again and compare.",
     "simulate": "Run policies against regimes, on virtual time.",
     "trace": "Make, inspect and import workload files.",
+    "calibrate": "Time a live engine and fit the latency model to it.",
     "plugins": "List installed plugins.",
     "engine": "Serve an embedded engine without a GPU.",
     "demo": "Compare routing policies on embedded engines.",

@@ -23,8 +23,9 @@ POSITIVE = click.IntRange(min=1)
 @click.option(
     "--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="Port; 0 takes a free one."
 )
-@click.option("--preset", "preset_name", type=click.Choice(sorted(PRESETS)), default="demo", show_default=True,
-              help="Model and GPU whose speed and KV cache size to take.")  # fmt: skip
+@click.option("--preset", "preset_name", default="demo", show_default=True, metavar="NAME|FILE",
+              help=f"Model and GPU whose speed and KV cache size to take: {', '.join(sorted(PRESETS))}, or a file of "
+                   "`warmfront calibrate --save`.")  # fmt: skip
 @click.option("--speed", type=click.FloatRange(min=0, min_open=True), default=1.0, show_default=True,
               help="How many times as fast as the preset.")  # fmt: skip
 @click.option(
@@ -91,8 +92,8 @@ def command(
     Answers are made-up text; their timing comes from a latency model. Prints its base URL once it is ready. The model
     is a small built-in one, and its directory is what /v1/models tells as root.
     """
-    chosen = preset(preset_name, speed=speed)
     try:
+        chosen = preset(preset_name, speed=speed)
         engine = EngineConfig(
             latency=chosen.latency,
             blocks=blocks or 1 + chosen.kv_tokens // block_size,

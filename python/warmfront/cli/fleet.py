@@ -33,6 +33,9 @@ def _show_pool(pool: Mapping[str, Any]) -> None:
     reason = f" ({pool['tokens_reason']})" if pool["tokens_reason"] else ""
     names = ", ".join(name for name in pool["models"] if name != pool["name"])
     show(f"pool {pool['name']}{f' · also {names}' if names else ''} · tokens {tokens}{reason}")
+    guard = (pool.get("router") or {}).get("guard")
+    if guard is not None and guard["enabled"]:
+        show(_affinity(guard))
     rows = table(
         "replica",
         "ready",
@@ -52,6 +55,16 @@ def _show_pool(pool: Mapping[str, Any]) -> None:
         for note in replica["notes"]:
             show(f"  {replica['id']}: {note}")
     show("")
+
+
+def _affinity(guard: Mapping[str, Any]) -> str:
+    """Say whether sending prompts to their caches pays, as far as it was measured."""
+    differing = f"{number(guard['differing'])} of {number(guard['decisions'])} decisions differ from load alone"
+    if not guard["rivals"]:
+        return f"affinity credit {number(guard['credit'], 2)} · {differing}, none compared yet"
+    compared = f"{number(guard['rivals'])} compared: {number(guard['gain_s'], 3)} s gained by each that differs"
+    against = f" · evidence against {100 * guard['evidence']:.0f} %" if guard["evidence"] else ""
+    return f"affinity credit {number(guard['credit'], 2)} · {differing}, {compared}{against}"
 
 
 def _row(replica: Mapping[str, Any]) -> list[str]:

@@ -14,9 +14,14 @@ PIPE_WIDTH = 200
 """Columns when the output is no terminal: wide enough that nothing is cut."""
 
 
+def width() -> int:
+    """Return the columns that a line of standard output may have."""
+    return Console().width if sys.stdout.isatty() else PIPE_WIDTH
+
+
 def show(*parts: Table | str) -> None:
     """Print tables and lines to standard output."""
-    console = Console(width=None if sys.stdout.isatty() else PIPE_WIDTH, highlight=False, markup=False)
+    console = Console(width=width(), highlight=False, markup=False)
     for part in parts:
         console.print(part)
 

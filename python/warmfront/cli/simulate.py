@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 import click
 from rich.table import Table
 
-from warmfront.cli.output import show, table
+from warmfront.cli.output import show, table, width
 from warmfront.config import PolicyConfig, RouterConfig, load_with_sources
 from warmfront.errors import ConfigError
 
@@ -104,7 +104,7 @@ def command(
         click.echo("interrupted: no results", err=True)
         sys.exit(INTERRUPTED)
     results = plan.results(finished, command=_typed())
-    show(*tables(results))
+    show(*tables(results, width=width()))
     if json_path:
         results_file.write(results, json_path)
     if html_path and render:

@@ -23,7 +23,7 @@ from warmfront.lab.traces.summary import PREFIX_TOKENS, Spread, Summary, detect,
 REQUESTS_MAX = 10_000_000
 """Most requests that are read from one file."""
 
-out = click.option(
+_out = click.option(
     "--out", default="-", show_default=True, metavar="FILE", help="File to write; `-` is standard output."
 )
 
@@ -42,7 +42,7 @@ def command() -> None:
 @click.option("--load", type=click.FloatRange(min=0, min_open=True), help="Default: the middle one of the regime's.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Another seed, another draw.")
 @click.option("--requests", type=click.IntRange(min=1), help="How many; default from the regime.")
-@out
+@_out
 def make(regime: str, load: float | None, seed: int, requests: int | None, out: str) -> None:
     """Write the workload of a regime.
 
@@ -90,7 +90,7 @@ def inspect(file: str, block_tokens: int | None, as_json: bool) -> None:
 
 @command.command("import")
 @click.argument("access_log_file", metavar="ACCESS_LOG", type=click.Path(path_type=Path))
-@out
+@_out
 @click.option("--salt", metavar="TEXT", help="Key of the hashes, to compare files; default: random and forgotten.")
 @click.option("--tokenizer", metavar="PATH", help="Model directory or tokenizer.json; default: 4 bytes a token.")
 @click.option("--block-tokens", type=click.IntRange(min=1), default=64, show_default=True, help="Tokens hashed as one.")

@@ -25,8 +25,8 @@ from warmfront.control.discovery import Discovery
 from warmfront.control.facts import ServerFacts
 from warmfront.control.pools import fleet_update
 from warmfront.control.probe import ServerProbe
-from warmfront.control.verify import Prompt, TokenCheck
-from warmfront.types import EngineLoad, FleetUpdate, PoolUpdate, ReplicaUpdate, TemplateOptions
+from warmfront.control.verify import NotLoadedError, OpenTokenizer, Prompt, TokenCheck
+from warmfront.types import EngineLoad, FleetUpdate, PoolUpdate, ReplicaUpdate
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ class FleetKeeper:
         http: aiohttp.ClientSession,
         clock: Clock,
         send: Callable[[FleetUpdate], Awaitable[None]] | None = None,
-        load_tokenizer: Callable[[str, TemplateOptions], Prompt] = verify.load,
+        open_tokenizer: OpenTokenizer = verify.load,
         seed: int | None = None,
     ) -> None:
         """Prepare; `run` starts the probes.
@@ -61,7 +61,7 @@ class FleetKeeper:
             http: Session for probes, shared.
             clock: For ages.
             send: Takes each update; awaited, so a slow core slows only this. Needed by `run` alone.
-            load_tokenizer: Our tokenizer, for the comparison with engines.
+            open_tokenizer: Gives our tokenizer, for the comparison with engines.
             seed: For jitter; `None`: from the system.
         """
         self.checks: dict[str, TokenCheck] = {}
@@ -70,7 +70,7 @@ class FleetKeeper:
         self._http = http
         self._clock = clock
         self._send = send
-        self._load_tokenizer = load_tokenizer
+        self._open_tokenizer = open_tokenizer
         self._rng = random.Random(seed)
         self._probes: dict[str, ServerProbe] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -179,12 +179,13 @@ class FleetKeeper:
         if pool.tokenizer is None or not due:
             return
         try:
-            prompt = await asyncio.to_thread(self._load_tokenizer, pool.tokenizer, pool.template)
+            prompt = await self._open_tokenizer(pool.tokenizer, pool.template)
+            checks = await asyncio.gather(*(self._compare(pool, replica, prompt) for replica in due.values()))
+        except NotLoadedError:
+            return  # the next round asks again
         except Exception as error:  # the edge to the tokenizer: the pool works without this comparison
             failed = TokenCheck("unverified", f"{pool.tokenizer} cannot be loaded: {error}")
             checks = [failed] * len(due)
-        else:
-            checks = await asyncio.gather(*(self._compare(pool, replica, prompt) for replica in due.values()))
         for replica, check in zip(due.values(), checks, strict=True):
             self._take_check(pool, replica, check)
 

@@ -78,7 +78,7 @@ class Question(Struct, frozen=True, tag="ask"):
     question: str
     payload: bytes = b""
     path: str = ""
-    """For `explain`: the path the payload would have come to."""
+    """For `explain` and `tokens`: the path the request would have come to."""
 
 
 class Stopping(Struct, frozen=True, tag="stopping"):

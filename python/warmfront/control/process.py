@@ -12,6 +12,7 @@ from aiohttp import web
 
 from warmfront.clock import MonotonicClock
 from warmfront.config import Config
+from warmfront.control import verify
 from warmfront.control.admin import Admin
 from warmfront.control.discovery.static import StaticDiscovery
 from warmfront.control.fleet import FleetKeeper
@@ -38,7 +39,13 @@ async def run(config: Config, socket: Path) -> None:
     link = await Link.connect(socket)
     connector = aiohttp.TCPConnector(limit=0, limit_per_host=CONNECTIONS_PER_SERVER, keepalive_timeout=KEEP_ALIVE_S)
     async with aiohttp.ClientSession(connector=connector) as http:
-        fleet = FleetKeeper(config, http=http, clock=MonotonicClock(), send=link.send_fleet)
+        fleet = FleetKeeper(
+            config,
+            http=http,
+            clock=MonotonicClock(),
+            send=link.send_fleet,
+            open_tokenizer=verify.of_data_process(link, timeout_s=config.control.answer_timeout_s),
+        )
         runner = web.AppRunner(Admin(config, link=link, fleet=fleet).application(), access_log=None)
         await _listen(runner, config.control.admin_listen)
         reading = asyncio.create_task(link.read())

@@ -8,17 +8,23 @@ does not wait for it: a mismatch means that overlap is predicted from wrong ids,
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Literal
 
 import aiohttp
 import msgspec
 from msgspec import Struct
 
+from warmfront.control.link import Link, UnansweredError
+from warmfront.errors import WarmfrontError
 from warmfront.types import TemplateOptions
 
-Prompt = Callable[[str, bytes], list[list[int]]]
+Prompt = Callable[[str, bytes], Awaitable[list[list[int]]]]
 """Path and body of a request → the token ids of its prompts, by our own tokenizer."""
+
+OpenTokenizer = Callable[[str, TemplateOptions], Awaitable[Prompt]]
+"""Path and options → that tokenizer. Raises `NotLoadedError` where it is not there yet."""
 
 TIMEOUT_S = 10.0
 """For one question; engines tokenize in the process that serves requests."""
@@ -63,8 +69,24 @@ class TokenCheck(Struct, frozen=True):
         return None if self.state == "verified" else f"tokens {self.state}: {self.reason}"
 
 
-def load(path: str, template: TemplateOptions) -> Prompt:
-    """Load our tokenizer. Slow: call it in a thread.
+class NotLoadedError(WarmfrontError):
+    """The data process has another tokenizer now, or none: to be asked again later."""
+
+
+class RefusedError(WarmfrontError):
+    """The data process cannot give the token ids of a request."""
+
+
+class _Sample(Struct, frozen=True):
+    """Payload of the question `tokens`."""
+
+    tokenizer: str
+    template: TemplateOptions
+    body: str
+
+
+async def load(path: str, template: TemplateOptions) -> Prompt:
+    """Load a tokenizer of our own: seconds of work and hundreds of megabytes, for where no data process runs.
 
     Raises:
         WarmfrontError: It cannot be loaded.
@@ -72,7 +94,35 @@ def load(path: str, template: TemplateOptions) -> Prompt:
     """
     from warmfront.core import Tokenizer  # the core is not needed where nothing is compared
 
-    return Tokenizer(path, msgspec.json.encode(template).decode()).prompt
+    tokenizer = await asyncio.to_thread(Tokenizer, path, msgspec.json.encode(template).decode())
+
+    async def prompt(endpoint: str, body: bytes) -> list[list[int]]:
+        return await asyncio.to_thread(tokenizer.prompt, endpoint, body)
+
+    return prompt
+
+
+def of_data_process(link: Link, *, timeout_s: float) -> OpenTokenizer:
+    """Use the tokenizer that requests go through, over the link. It is asked once before any engine is."""
+
+    async def open_tokenizer(path: str, template: TemplateOptions) -> Prompt:
+        async def prompt(endpoint: str, body: bytes) -> list[list[int]]:
+            payload = msgspec.json.encode(_Sample(path, template, body.decode()))
+            try:
+                reply = await link.ask("tokens", payload=payload, path=endpoint, timeout_s=timeout_s)
+            except UnansweredError as error:
+                raise NotLoadedError(str(error)) from error
+            if reply.status == 409:
+                raise NotLoadedError(f"{path} is not loaded")
+            if reply.status != 200:
+                raise RefusedError(reply.body.decode(errors="replace"))
+            return msgspec.json.decode(reply.body, type=list[list[int]])
+
+        with contextlib.suppress(RefusedError):  # the comparison says so
+            await prompt(CHAT, msgspec.json.encode(CHATS[0]))
+        return prompt
+
+    return open_tokenizer
 
 
 async def compare(
@@ -81,11 +131,14 @@ async def compare(
     """Ask one server for the token ids of each fixed request and compare.
 
     Args:
-        prompt: Our tokenizer; it may be slow and is called in a thread.
+        prompt: Our tokenizer.
         http: Session to ask with.
         url: The server, without trailing slash.
         headers: Sent along.
         model: Base model name to put into the requests.
+
+    Raises:
+        NotLoadedError: Our tokenizer is not there yet, or not any more.
     """
     path, refusal = RENDER, ""
     compared, is_passing = 0, False
@@ -99,7 +152,9 @@ async def compare(
             refusal, is_passing = f"{path} {theirs.problem}", theirs.status is None
             continue
         try:
-            ours = (await asyncio.to_thread(prompt, CHAT, msgspec.json.encode(request)))[0]
+            ours = (await prompt(CHAT, msgspec.json.encode(request)))[0]
+        except NotLoadedError:
+            raise
         except Exception as error:  # the edge to the tokenizer: whatever it raises means that nothing can be compared
             return TokenCheck("unverified", f"our tokenizer cannot render a plain chat: {error}")
         if ours != theirs.ids:

@@ -13,7 +13,6 @@ import msgspec
 
 from warmfront import core
 from warmfront.config import IndexConfig
-from warmfront.errors import ConfigError
 from warmfront.lab.model import EngineSpec, FleetSpec
 from warmfront.ports.agenda import Agenda
 from warmfront.sim.engine import EngineConfig
@@ -52,12 +51,9 @@ def engine_config(spec: EngineSpec, *, block_size: int) -> EngineConfig:
     """Return the engine that a spec names.
 
     Raises:
-        ConfigError: The preset is not known.
+        ConfigError: The preset is not known, or its file is none.
     """
-    try:
-        chosen = preset(spec.preset, speed=spec.speed)
-    except KeyError as error:
-        raise ConfigError(f"fleet.engines: no preset named {spec.preset!r}") from error
+    chosen = preset(spec.preset, speed=spec.speed)
     blocks = (spec.kv_tokens or chosen.kv_tokens) // block_size
     return EngineConfig(
         latency=chosen.latency,

@@ -16,9 +16,18 @@ from warmfront.config import PolicyConfig
 from warmfront.lab import plots, ranking, table
 from warmfront.lab.model import Regime
 from warmfront.lab.ranking import Comparison, Standing
-from warmfront.lab.results import WITHIN, Results
+from warmfront.lab.results import WITHIN, Metric, Results
 
 TEMPLATE = "report.html"
+MORE = (
+    Metric("itl_p50_s", "ITL p50", "ms"),
+    Metric("tpot_p50_s", "TPOT p50", "ms"),
+    Metric("tpot_p99_s", "TPOT p99", "ms"),
+    Metric("throughput", "throughput", "1/s", is_higher_better=True),
+    Metric("busy", "busy", "%"),
+    Metric("preemptions", "pre-emptions", "count"),
+)
+"""Columns for which a terminal has no room."""
 
 
 class Place(Struct, frozen=True):
@@ -53,7 +62,7 @@ def render(results: Results) -> str:
         sections=[_section(results, regime, compared, looks) for regime in results.regimes],
         highest=ranking.highest_loads(results),
         standings=ranking.standings(compared),
-        shown=table.SHOWN,
+        shown=(*table.SHOWN, *MORE),
         shown_score=ranking.shown_score,
         within=WITHIN,
     )

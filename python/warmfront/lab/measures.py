@@ -85,7 +85,7 @@ def measure(result: RunResult, regime: Regime) -> Measures:
 
     Raises:
         ValueError: The run holds no requests, so that nothing can be said.
-        KeyError: The fleet names a preset that does not exist.
+        ConfigError: The fleet names a preset that does not exist.
     """
     outcomes = _counted(result.outcomes, regime.warmup)
     if not outcomes:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
@@ -18,30 +20,41 @@ from warmfront.lab.ranking import Comparison
 from warmfront.lab.results import COMPARED, WITHIN, Metric, Results
 
 SHOWN = (
+    Metric("hit_rate", "hit rate", "%", is_higher_better=True),
+    Metric("failures", "failed", "count"),
+    Metric("imbalance", "imbalance", ""),
     Metric("ttft_p50_s", "TTFT p50", "s"),
     Metric("ttft_p90_s", "TTFT p90", "s"),
     Metric("e2e_p99_s", "end to end p99", "s"),
-    Metric("hit_rate", "hit rate", "%", is_higher_better=True),
-    Metric("imbalance", "imbalance", ""),
-    Metric("failures", "failed", "count"),
 )
-"""Columns beside those that are compared."""
+"""Columns beside those that are compared, the most telling first: as many are printed as fit."""
+
+REGIMES_MAX = 4
+"""Regimes side by side in the table of highest loads."""
+WIDTH_MAX = 1000
+"""Columns in which every table fits."""
 
 
-def tables(results: Results) -> Iterator[Table | str]:
-    """Yield what to print, in order: places, highest loads, and the sum of all."""
+def tables(results: Results, *, width: int) -> Iterator[Table | str]:
+    """Yield what to print, in order: places, highest loads, and the sum of all.
+
+    Args:
+        results: Anything with a cell.
+        width: Columns of the terminal. Where not all of a place fits, columns of `SHOWN` are left out.
+    """
     compared = ranking.comparisons(results)
     for regime, load in results.places():
         here = [comparison for comparison in compared if (comparison.regime, comparison.load) == (regime, load)]
         described = _named(results, regime)
         yield f"{regime}: {described.title}, {load:g} {described.unit}"
-        yield _place(here, results.at(regime, load))
+        yield _fitting(here, results.at(regime, load), width)
         yield from verdicts(here)
         yield ""
     highest = ranking.highest_loads(results)
     if highest:
         yield "highest load with p99 TTFT and p99 TPOT within the targets"
-        yield _highest(highest)
+        for first in range(0, len(highest), REGIMES_MAX):
+            yield _highest(highest[first : first + REGIMES_MAX])
         yield ""
     if len(results.policies()) > 1:
         yield f"over all cells ({', '.join(metric.title for metric in COMPARED)})"
@@ -71,15 +84,24 @@ def _ahead(score: float) -> str:
     return f"{100 * (1 / score - 1):.0f} % ahead" if score < 0.99 else "less than 1 % ahead"
 
 
-def _place(here: list[Comparison], row: dict[str, Measures]) -> Table:
+def _fitting(here: list[Comparison], row: dict[str, Measures], width: int) -> Table:
+    measuring = Console(width=WIDTH_MAX)
+    for count in range(len(SHOWN), 0, -1):
+        made = _place(here, row, SHOWN[:count])
+        if Measurement.get(measuring, measuring.options, made).maximum <= width:
+            return made
+    return _place(here, row, ())
+
+
+def _place(here: list[Comparison], row: dict[str, Measures], shown: tuple[Metric, ...]) -> Table:
     made = _table()
-    made.add_column("policy")
-    for title in [comparison.metric for comparison in here] + [metric.title for metric in SHOWN]:
+    made.add_column("policy", no_wrap=True)
+    for title in [comparison.metric for comparison in here] + [metric.title for metric in shown]:
         made.add_column(title, justify="right", no_wrap=True)
     for standing in ranking.standings(here):
         policy = standing.policy
         compared = [_cell(comparison, policy) for comparison in here]
-        made.add_row(policy, *compared, *(Text(metric.show(row[policy])) for metric in SHOWN))
+        made.add_row(policy, *compared, *(Text(metric.show(row[policy])) for metric in shown))
     return made
 
 

@@ -23,6 +23,7 @@ UNITS = ("seconds", "tokens", "blocks", "bytes")
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 SHORT_SECONDS = (0.00001, 0.000025, 0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05, 0.25, 1.0)
 BLOCKS = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 4096.0)
+REGRETS = (-30.0, -10.0, -3.0, -1.0, -0.3, -0.1, -0.03, 0.0, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
 TOKEN_ERRORS = (-4096.0, -1024.0, -256.0, -64.0, -16.0, -1.0, 0.0, 1.0, 16.0, 64.0, 256.0, 1024.0, 4096.0)
 
 
@@ -75,6 +76,21 @@ DECISIONS = [
     _gauge("event_queue_depth", "Events not yet taken by the router; arrivals are refused when it is full."),
     _gauge("command_queue_depth", "Commands not yet carried out; the router waits when it is full."),
     _counter("policy_errors_total", "Decisions in which the policy failed; the least loaded replica was taken."),
+    _histogram(
+        "regret_seconds",
+        REGRETS,
+        "Realised cost of a request less what load alone was expected to cost; a mean above 0: affinity loses.",
+        "pool",
+    ),
+    _gauge(
+        "affinity_credit", "Part of the cache's advantage that counts: 1, or less where the guard saw it lose.", "pool"
+    ),
+    _gauge(
+        "affinity_gain_seconds",
+        "Measured gain over placing by load, per decision on which they differ; below 0: the guard will act.",
+        "pool",
+    ),
+    _gauge("affinity_sentinels", "Decisions made by the rival rule to compare, since the policy began.", "pool"),
 ]
 
 PROMPTS = [

@@ -15,11 +15,14 @@ from typing import Protocol
 
 from msgspec import Struct
 
+from warmfront.policy.adapters import Adapters
 from warmfront.policy.estimators import Learned
 from warmfront.types import Choice, Overlap, Request, Slot
 
 RATE_WINDOW_S = 30.0
 """Time constant of the decayed arrival and work rates."""
+WEIGHT_MAX = 16.0
+"""Largest weight of a priority, and the inverse of the smallest: a client may send any number."""
 REBASE_AFTER_S = 20 * RATE_WINDOW_S
 """Scaled rates are rebased beyond this age, so that they never overflow."""
 
@@ -50,10 +53,12 @@ class Fleet:
     Columns of unknown facts hold `None`; terms that need them vanish.
     """
 
-    def __init__(self, pool: str, *, rng: Random, learned: Learned) -> None:
+    def __init__(self, pool: str, *, rng: Random, learned: Learned, adapters: Adapters) -> None:
         self.pool = pool
         self.rng = rng
         self.learned = learned
+        self.adapters = adapters
+        """Which adapters each replica has loaded, by our own dispatches."""
         self.now_s = 0.0
         self.membership = 0
         """Grows whenever a slot gets or loses its replica."""
@@ -61,7 +66,11 @@ class Fleet:
         """Slots that may be chosen: present, ready, and not tried already by the request in hand. Set by `allow`."""
         self.is_eligible: list[bool] = []
         """The same as a column."""
+        self.is_everyone = True
+        """Every row may be chosen: columns need no filter."""
         self.choices_max = 1
+        self.priority_step = 1.0
+        """How much more a request weighs than one whose priority is 1 higher."""
 
         self.slot: list[Slot] = []
         """The row numbers themselves."""
@@ -79,9 +88,13 @@ class Fleet:
         """Requests the engine reports beyond ours: other routers, direct callers."""
         self.requests: list[float] = []
         """B: both together."""
+        self.weight: list[float] = []
+        """The same, each of ours counted with the weight of its priority: those that a delay here would hurt."""
         self.kv_usage: list[float | None] = []
         self.pending: list[int] = []
         """Requests sent that have no first token yet."""
+        self.pending_weight: list[float] = []
+        """The same by weight."""
         self.pending_tokens: list[int] = []
         """Prompt tokens those must still compute."""
         self.pending_s: list[float] = []
@@ -95,11 +108,11 @@ class Fleet:
         self.next_step_s: list[float] = []
         """τ(B + 1, K): seconds between two tokens with one more request, without that request's own context."""
         self.next_step_token_s: list[float] = []
-        """What each token of that context adds for all of them: θ2·(B + 1)."""
+        """What each token of that context adds for all of them: θ2·(B + 1), by weight."""
         self.last_used: list[int] = []
         """Number of the last dispatch; smaller means longer ago, so ties by it rotate."""
         self.arrivals: list[float] = []
-        """Dispatches, decayed: multiply by `decay()`."""
+        """Dispatches by weight, decayed: multiply by `decay()`."""
         self.work_s: list[float] = []
         """Prefill seconds dispatched, decayed: multiply by `decay()`."""
         self.rates_origin_s = 0.0
@@ -113,21 +126,30 @@ class Fleet:
     def allow(self, slots: list[Slot]) -> None:
         """Say which slots may be chosen."""
         self.eligible = slots
+        self.is_everyone = len(slots) == self.slots
         self.is_eligible = [False] * self.slots
         for slot in slots:
             self.is_eligible[slot] = True
 
     def total(self, column: list[float] | list[int]) -> float:
         """Sum a column over the eligible slots."""
-        return sum(column if len(self.eligible) == self.slots else compress(column, self.is_eligible))
+        return sum(column if self.is_everyone else compress(column, self.is_eligible))
 
     def deepest(self, column: list[int]) -> int:
         """Return the largest value of a column of an overlap among the eligible slots."""
+        if self.is_everyone and len(column) == len(self.eligible):
+            return max(column, default=0)
         return max(compress(column, self.is_eligible), default=0)
 
     def decay(self) -> float:
         """Factor that brings `arrivals` and `work_s` to the present."""
         return math.exp((self.rates_origin_s - self.now_s) / RATE_WINDOW_S)
+
+    def weight_of(self, priority: int) -> float:
+        """w: what delaying a request of this priority weighs; 1 for priority 0, more for lower numbers."""
+        if priority == 0:
+            return 1.0
+        return float(min(WEIGHT_MAX, max(1.0 / WEIGHT_MAX, self.priority_step ** -max(-64, min(64, priority)))))
 
     def waiting_s(self, slot: Slot) -> float:
         """W: seconds a new request waits for compute, at least half of what is pending."""
@@ -151,6 +173,50 @@ class Learning(Protocol):
 
     def chosen(self, request: Request, overlap: Overlap, fleet: Fleet, slot: Slot) -> None:
         """Take note that `slot` was chosen, before the ledger is charged. Follows `choose` for the same request."""
+
+
+class Ended(Struct, frozen=True):
+    """What became of a dispatched request. Seconds; `None`: not known."""
+
+    slot: Slot | None
+    """Where it ended; `None`: that replica is gone."""
+    first_token_s: float | None
+    """From the dispatch to the first token, if it was seen."""
+    lasted_s: float
+    """From the dispatch to the end."""
+    token_s: float | None = None
+    """Mean gap between its tokens."""
+    cached_tokens: int | None = None
+    """As reported."""
+
+
+class Watching(Protocol):
+    """A policy that compares what happened with what it expected. Optional."""
+
+    def ended(self, request: Request, fleet: Fleet, outcome: Ended) -> float | None:
+        """Take an outcome; return the regret in seconds, `None` if unknown: what load alone would have saved."""
+
+    def guarded(self) -> Guarded:
+        """Report how far affinity is trusted."""
+
+
+class Guarded(Struct, frozen=True):
+    """State of a policy's guard."""
+
+    enabled: bool
+    credit: float
+    """Part of the cache's advantage that counts, 0 (load alone) to 1."""
+    gain_s: float
+    """Measured: seconds by which the rule in force beats load alone, per decision on which they differ."""
+    evidence: float
+    """How far the test against affinity has come, 0 to 1; at 1 the credit falls."""
+    decisions: int
+    differing: int
+    """Decisions on which load alone would have chosen another replica."""
+    rivals: int
+    """Those of them made by the rival, to compare."""
+    alarms: int
+    """Times the credit was lowered."""
 
 
 class Explaining(Protocol):

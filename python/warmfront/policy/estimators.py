@@ -28,8 +28,17 @@ RESIDENCE_PRIOR_S = 5.0
 AGE_BUCKETS = 16
 CREDIT_PRIOR_TOKENS = 2000.0
 CREDIT_FORGET = 0.99
-PREFILL_SHARE_MAX = 0.25
-"""Share of prefill in an interval above which its gaps say nothing about decoding."""
+PREFILL_SHARE_MAX = 0.6
+"""Share of prefill above which stretched gaps say little about decoding."""
+STRETCHED_TRUST = 0.2
+"""Weight of what is left of stretched gaps, against a gap without prefill."""
+STRETCH_S = 2.0
+"""Time over which stretched gaps are added up: long against the longest of them."""
+REGRET_INTERVAL_S = 1.0
+REGRET_EVICTIONS_MAX = 20_000.0
+"""Evictions of a replica beyond which older ones count half."""
+GAP_BOUND = 0.9
+"""A gap stretched by prefill is believed when it is below this part of what was expected without."""
 GROUPS_MAX = 8
 """First tokens after which a long busy period is cut into a sample."""
 
@@ -52,7 +61,8 @@ class Credit:
         """Return the row for an age; negative means never sent."""
         if age_s < 0:
             return AGE_BUCKETS
-        return min(AGE_BUCKETS - 1, int(age_s * 4.0).bit_length())
+        bucket = int(age_s * 4.0).bit_length()
+        return bucket if bucket < AGE_BUCKETS else AGE_BUCKETS - 1
 
     def learn(self, bucket: int, *, exact: bool, predicted_tokens: int, reported_tokens: int) -> None:
         """Compare one answer with its prediction. More than predicted counts as all of it."""
@@ -62,6 +72,62 @@ class Credit:
         reported[bucket] = CREDIT_FORGET * reported[bucket] + min(reported_tokens, predicted_tokens)
         predicted[bucket] = CREDIT_FORGET * predicted[bucket] + predicted_tokens
         self.factor[exact][bucket] = reported[bucket] / predicted[bucket]
+
+
+class Regret:
+    """g: probability that an evicted token is wanted again, by replica.
+
+    The index counts evictions since the start, and those asked for again. Old ones are forgotten here, or a day of one
+    kind of traffic would decide what the next hour's evictions cost.
+    """
+
+    def __init__(self, config: CostConfig) -> None:
+        self._prior, self._prior_evictions = config.regret_prior, config.regret_prior_evictions
+        self._counts: list[tuple[float, float]] = []
+        """By slot: evicted and regretted blocks, halved whenever they are many."""
+        self._seen: list[tuple[int, int] | None] = []
+        self._followed_s: float | None = None
+        self.share: list[float] = []
+        """g by slot."""
+
+    def grow(self) -> None:
+        """Add a row."""
+        self._counts.append((0.0, 0.0))
+        self._seen.append(None)
+        self.share.append(self._prior)
+
+    def reset(self, slot: Slot) -> None:
+        """Forget a replica: the slot belongs to another one now."""
+        self._counts[slot], self._seen[slot], self.share[slot] = (0.0, 0.0), None, self._prior
+
+    def follow(self, now_s: float, evicted: list[int], regretted: list[int]) -> None:
+        """Take over the counters of the index, at most once in `REGRET_INTERVAL_S`.
+
+        Args:
+            now_s: Present.
+            evicted: Blocks removed since the start, by slot. Fewer than before: an overlap that knows nothing.
+            regretted: Those of them that were asked for again.
+        """
+        if self._followed_s is not None and now_s - self._followed_s < REGRET_INTERVAL_S:
+            return
+        self._followed_s = now_s
+        # An overlap may have rows for slots that are not known here yet.
+        rows = zip(self._seen.copy(), zip(evicted, regretted, strict=True), strict=False)
+        for slot, (before, counters) in enumerate(rows):
+            if before is not None and counters[0] < before[0]:
+                continue
+            self._seen[slot] = counters
+            if before is not None and before != counters:
+                self._add(slot, counters[0] - before[0], counters[1] - before[1])
+
+    def _add(self, slot: int, evicted: int, regretted: int) -> None:
+        total_evicted, total_regretted = self._counts[slot]
+        total_evicted, total_regretted = total_evicted + evicted, total_regretted + regretted
+        pseudo = self._prior_evictions
+        self.share[slot] = min(1.0, (total_regretted + self._prior * pseudo) / (total_evicted + pseudo))
+        if total_evicted > REGRET_EVICTIONS_MAX:
+            total_evicted, total_regretted = 0.5 * total_evicted, 0.5 * total_regretted
+        self._counts[slot] = total_evicted, total_regretted
 
 
 class Continuation:
@@ -79,9 +145,9 @@ class Continuation:
 
     def arrived(self, turn: int) -> None:
         """Count a request at `turn` as successor of one at the turn before."""
-        bucket = min(turn, TURN_BUCKETS - 1)
+        bucket = turn if turn < TURN_BUCKETS else TURN_BUCKETS - 1
         if turn > 0:
-            self._successors[min(turn - 1, TURN_BUCKETS - 1)] += 1.0
+            self._successors[turn - 1 if turn <= TURN_BUCKETS else TURN_BUCKETS - 1] += 1.0
         self._requests[bucket] = CONTINUATION_FORGET * self._requests[bucket] + 1.0
         self._successors[bucket] *= CONTINUATION_FORGET
         self._arrivals += 1
@@ -110,7 +176,39 @@ class BusyPeriod:
     tokens: float = 0.0
     pairs: float = 0.0
     groups: int = 0
+    decode_s: float = 0.0
+    """Part of it that the steps took for decoding."""
     usable: bool = True
+    unresolved: int = 0
+    """Requests in it whose cached tokens are a guess that their answers will correct."""
+    seconds: float | None = None
+    """How long it took, once it is over."""
+
+
+@dataclass(slots=True)
+class Stretch:
+    """Intervals between two tokens that prefill stretched, added up."""
+
+    seconds: float = 0.0
+    steps: float = 0.0
+    prefill_s: float = 0.0
+    requests: float = 0.0
+    """Times seconds, as the next."""
+    context_tokens: float = 0.0
+    is_clean: bool = False
+    """The last interval had no prefill."""
+
+    def add(self, seconds: float, gap_s: float, requests: int, context_tokens: float) -> None:
+        """Add an interval with a mean gap."""
+        self.seconds += seconds
+        self.steps += seconds / gap_s
+        self.requests += requests * seconds
+        self.context_tokens += context_tokens * seconds
+
+    def restart(self) -> None:
+        """Begin anew."""
+        self.seconds = self.steps = self.prefill_s = self.requests = self.context_tokens = 0.0
+        self.is_clean = False
 
 
 class Learned:
@@ -121,6 +219,7 @@ class Learned:
         self.decode = DecodeModel(config)
         self.credit = Credit()
         self.continuation = Continuation(config.future_turns_max)
+        self.regret = Regret(config)
         self.output_tokens = OUTPUT_PRIOR_TOKENS
         """ô."""
         self.new_tokens = NEW_PRIOR_TOKENS
@@ -131,29 +230,42 @@ class Learned:
         self._prefilled_s: list[float] = []
         """Predicted prefill seconds that ended since gaps were last reported."""
         self._paced_s: list[float | None] = []
+        self._stretches: list[Stretch] = []
+        self._progress_s: list[float] = []
+        """How long the prefill in progress had taken when gaps were last reported."""
 
     def grow(self) -> None:
         """Add a row."""
         self.prefill.grow()
         self.decode.grow()
+        self.regret.grow()
         self.residence_s.append(RESIDENCE_PRIOR_S)
         self._busy.append(None)
         self._prefilled_s.append(0.0)
         self._paced_s.append(None)
+        self._progress_s.append(0.0)
+        self._stretches.append(Stretch())
 
     def reset(self, slot: Slot) -> None:
         """Forget a replica: the slot belongs to another one now."""
         self.prefill.reset(slot)
         self.decode.reset(slot)
+        self.regret.reset(slot)
         self.residence_s[slot] = RESIDENCE_PRIOR_S
         self._busy[slot], self._prefilled_s[slot], self._paced_s[slot] = None, 0.0, None
+        self._progress_s[slot] = 0.0
+        self._stretches[slot].restart()
 
     def expected_output_tokens(self, output_tokens_max: int | None) -> float:
         """ô of one request: never more than it asked for."""
         expected = max(OUTPUT_TOKENS_MIN, self.output_tokens)
-        return expected if output_tokens_max is None else min(expected, float(output_tokens_max))
+        if output_tokens_max is None or output_tokens_max > expected:
+            return expected
+        return float(output_tokens_max)
 
-    def dispatched(self, slot: Slot, now_s: float, *, new_tokens: float, alone: bool, usable: bool) -> None:
+    def dispatched(
+        self, slot: Slot, now_s: float, *, new_tokens: float, alone: bool, usable: bool, step_s: float = 0.0
+    ) -> None:
         """Note the start of a prefill; `alone` when nothing else is pending there.
 
         Args:
@@ -162,30 +274,72 @@ class Learned:
             new_tokens: To compute.
             alone: This opens a busy period.
             usable: First tokens of this request will be seen and memory does not delay it.
+            step_s: What a step takes there now: half of one passes, on average, before a prefill begins.
         """
         self.new_tokens += 0.02 * (new_tokens - self.new_tokens)
         if alone:
-            self._busy[slot] = BusyPeriod(now_s, now_s)
+            self._busy[slot] = BusyPeriod(now_s, now_s, decode_s=0.5 * step_s)
         busy = self._busy[slot]
         if busy is not None and not usable:
             busy.usable = False
 
-    def first_token(self, slot: Slot, now_s: float, *, new_tokens: float, prompt_tokens: int, last: bool) -> None:
-        """Note the end of a prefill; `last` when nothing is pending behind it."""
+    def first_token(
+        self,
+        slot: Slot,
+        now_s: float,
+        *,
+        new_tokens: float,
+        prompt_tokens: int,
+        last: bool,
+        step_s: float = 0.0,
+        usable: bool = True,
+        certain: bool = True,
+    ) -> BusyPeriod | None:
+        """Note the end of a prefill.
+
+        Args:
+            slot: Where.
+            now_s: When.
+            new_tokens: Computed.
+            prompt_tokens: Of the whole prompt.
+            last: Nothing is pending behind it.
+            step_s: What a step takes there without any prefill in it. It comes once with every group of first tokens,
+                whatever their prompts, and is no part of what a token costs.
+            usable: A sample that begins now would say something about prefill: memory delays nobody, and the first
+                tokens of all that is pending will be seen.
+            certain: `new_tokens` is known and not a guess at what an unconfirmed prediction will save.
+
+        Returns:
+            What to hand to `resolved` when the answer has told; `None`: nothing is open.
+        """
         self._prefilled_s[slot] += self.prefill.seconds(slot, new_tokens, prompt_tokens)
         busy = self._busy[slot]
         if busy is None:
-            return
+            return None
+        busy.unresolved += not certain
         busy.tokens += new_tokens
         busy.pairs += new_tokens * (prompt_tokens - 0.5 * new_tokens)
         if now_s > busy.last_s:
             busy.groups += 1
+            busy.decode_s += step_s
             busy.last_s = now_s
-        if not last and busy.groups < GROUPS_MAX:
-            return
-        if busy.usable:
-            self.prefill.sample(slot, now_s - busy.start_s, busy.tokens, busy.pairs)
-        self._busy[slot] = None if last else BusyPeriod(now_s, now_s, usable=busy.usable)
+        if last or busy.groups >= GROUPS_MAX:
+            busy.seconds = now_s - busy.start_s
+            self._sample(slot, busy)
+            self._busy[slot] = None if last else BusyPeriod(now_s, now_s, usable=usable)
+        return None if certain else busy
+
+    def resolved(self, slot: Slot, busy: BusyPeriod, *, guessed: int, computed: int, prompt_tokens: int) -> None:
+        """Put the tokens really computed in place of those guessed; the last one makes the busy period a sample."""
+        busy.unresolved -= 1
+        for tokens, sign in ((guessed, -1.0), (computed, 1.0)):
+            busy.tokens += sign * tokens
+            busy.pairs += sign * tokens * (prompt_tokens - 0.5 * tokens)
+        self._sample(slot, busy)
+
+    def _sample(self, slot: Slot, busy: BusyPeriod) -> None:
+        if busy.usable and busy.seconds is not None and not busy.unresolved:
+            self.prefill.sample(slot, busy.seconds, busy.tokens, busy.pairs, decode_s=busy.decode_s)
 
     def abandoned(self, slot: Slot, *, last: bool) -> None:
         """Note a prefill that ended without a visible first token: its busy period teaches nothing."""
@@ -195,19 +349,61 @@ class Learned:
         if last:
             self._busy[slot] = None
 
-    def paced(self, slot: Slot, now_s: float, *, gap_s: float, requests: int, context_tokens: float) -> None:
+    def paced(
+        self,
+        slot: Slot,
+        now_s: float,
+        *,
+        gap_s: float,
+        requests: int,
+        context_tokens: float,
+        progress_s: float = 0.0,
+    ) -> None:
         """Learn the gap between tokens in the interval since the last call.
 
-        Prefill stretches gaps. Its predicted share of the interval is taken off; intervals with more than
-        `PREFILL_SHARE_MAX` of it are left out, or a busy fleet would never learn.
+        Prefill stretches gaps, also one that begins in an interval and ends in the next. So a gap is believed as it is
+        only after two intervals without prefill. The others are added up until they are long against a gap; what is
+        left of them without the prefill predicted for them, divided by their steps, counts less. Where prefill is
+        nearly all of it, a gap can only show that a step takes less than expected: the step is shorter than the gap.
+
+        Args:
+            slot: Where.
+            now_s: When.
+            gap_s: Mean of the interval.
+            requests: That decode.
+            context_tokens: Theirs.
+            progress_s: How long the prefill in progress has taken so far; 0 when there is none.
         """
         before_s, self._paced_s[slot] = self._paced_s[slot], now_s
+        progress_before_s, self._progress_s[slot] = self._progress_s[slot], progress_s
         prefilled_s, self._prefilled_s[slot] = self._prefilled_s[slot], 0.0
+        stretch = self._stretches[slot]
         if before_s is None or now_s <= before_s or requests <= 0 or gap_s <= 0:
+            stretch.restart()
             return
-        share = prefilled_s / (now_s - before_s)
+        if not prefilled_s and not progress_s and not progress_before_s:
+            if stretch.is_clean:
+                self.decode.sample(slot, gap_s, requests, context_tokens)
+                return
+            stretch.restart()
+            stretch.is_clean = True
+        else:
+            stretch.is_clean = False
+        stretch.add(now_s - before_s, gap_s, requests, context_tokens)
+        stretch.prefill_s += prefilled_s + progress_s - progress_before_s
+        if stretch.seconds >= STRETCH_S:
+            self._learn_stretched(slot, stretch)
+            stretch.restart()
+
+    def _learn_stretched(self, slot: Slot, stretch: Stretch) -> None:
+        requests, context_tokens = stretch.requests / stretch.seconds, stretch.context_tokens / stretch.seconds
+        share = max(0.0, stretch.prefill_s / stretch.seconds)
+        gap_s = stretch.seconds / stretch.steps
         if share <= PREFILL_SHARE_MAX:
-            self.decode.sample(slot, gap_s * (1.0 - share), requests, context_tokens)
+            trust = STRETCHED_TRUST * (1.0 - share) ** 2
+            self.decode.sample(slot, gap_s * (1.0 - share), requests, context_tokens, trust=trust)
+        elif gap_s < GAP_BOUND * self.decode.seconds(slot, requests, context_tokens):
+            self.decode.sample(slot, gap_s, requests, context_tokens, trust=STRETCHED_TRUST)
 
     def finished(self, slot: Slot, *, output_tokens: int | None, residence_s: float | None) -> None:
         """Learn from a complete answer."""

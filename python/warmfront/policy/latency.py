@@ -20,16 +20,57 @@ PAIR_PRIOR_S = 2e-9
 """Scale of the prior for seconds a (query, key) pair."""
 SAMPLE_TOKENS_MIN = 600
 """Shorter busy periods say more about overhead than about prefill."""
+PREFILL_OVER_DECODE_MIN = 1.0
+"""Prefill of a sample over the decoding in the same steps."""
 RATIO_MAX, RATIO_MIN = 8.0, 0.05
 """Samples this far from the prediction are accidents: a stall, a wrong overlap."""
 OUTLIERS_MAX = 8
 """Accidents in a row after which they are the truth: the engine is another class of machine than the prior."""
+POOL_SAMPLES_MIN = 20
+"""Samples of the pool before replicas are told apart: the first to be measured would only seem faster than a prior that
+is too slow for all, and get all requests of an idle fleet."""
 SHRINK = 0.005
 """Share by which a replica's scale returns to the pool with each sample."""
 SECONDS_A_TOKEN_MIN = 1e-6
 SECONDS_A_STEP_MIN = 1e-4
 _REQUESTS_UNIT, _TOKENS_UNIT = 1e-2, 1e-5
 _VARIANCE_MAX = 0.1
+_GAP_VARIANCE = 1.6e-5
+"""Of a measured gap, in square seconds: 4 ms squared."""
+_PRIOR_SPREAD = (0.02, 0.005, 0.005)
+"""How wrong the prior may be: seconds a step, a hundred requests, 100,000 tokens. Were the last two less certain, the
+first gaps of a fast engine would be put down to them, and load would look free until there was much of it."""
+ASTRAY_MAX = 3
+"""Gaps in a row, each too far from the expected one to be believed, after which the expectation is given up."""
+
+
+class Scale:
+    """How much slower each replica is than its pool: a ratio of sums that forgets, drawn towards 1."""
+
+    def __init__(self) -> None:
+        self.factor: list[float] = []
+        self._measured: list[float] = []
+        self._expected: list[float] = []
+
+    def grow(self) -> None:
+        """Add a row."""
+        for column in (self.factor, self._measured, self._expected):
+            column.append(1.0)
+
+    def reset(self, slot: Slot) -> None:
+        """Forget a replica: the slot belongs to another one now."""
+        self.factor[slot] = self._measured[slot] = self._expected[slot] = 1.0
+
+    def add(self, slot: Slot, seconds: float, expected_s: float) -> None:
+        """Compare seconds measured with those expected of the pool; one measurement counts at most fourfold.
+
+        Five seconds weigh as much as the presumption that the replica is like the others.
+        """
+        measured = 0.99 * self._measured[slot] + 0.2 * min(seconds, 4 * expected_s * self.factor[slot])
+        expected = 0.99 * self._expected[slot] + 0.2 * expected_s
+        measured += SHRINK * (expected - measured)
+        self._measured[slot], self._expected[slot] = measured, expected
+        self.factor[slot] = measured / expected
 
 
 class PrefillModel:
@@ -41,31 +82,36 @@ class PrefillModel:
         """Seconds a token."""
         self.beta = 0.0
         """Seconds a pair of query and key."""
-        self.scale: list[float] = []
-        """s: this replica over the pool."""
         self.samples = 0
         self._outliers = 0
-        self._measured: list[float] = []
-        self._predicted: list[float] = []
+        self._scale = Scale()
         self._sums = [0.0] * 5
+
+    @property
+    def scale(self) -> list[float]:
+        """s: this replica over the pool."""
+        return self._scale.factor
 
     def grow(self) -> None:
         """Add a row."""
-        self.scale.append(1.0)
-        self._measured.append(1.0)
-        self._predicted.append(1.0)
+        self._scale.grow()
 
     def reset(self, slot: Slot) -> None:
         """Forget a replica: the slot belongs to another one now."""
-        self.scale[slot] = self._measured[slot] = self._predicted[slot] = 1.0
+        self._scale.reset(slot)
 
     def seconds(self, slot: Slot, new_tokens: float, prompt_tokens: int) -> float:
         """Predict the prefill of one request."""
         return self.scale[slot] * new_tokens * (self.alpha + self.beta * (prompt_tokens - 0.5 * new_tokens))
 
-    def sample(self, slot: Slot, seconds: float, tokens: float, pairs: float) -> None:
-        """Learn from one busy period: `seconds` for `tokens` computed against `pairs` of query and key."""
-        if tokens < SAMPLE_TOKENS_MIN or seconds <= 0:
+    def sample(self, slot: Slot, seconds: float, tokens: float, pairs: float, *, decode_s: float = 0.0) -> None:
+        """Learn from one busy period: `seconds` for `tokens` computed against `pairs` of query and key.
+
+        `decode_s` of them went to decoding in the same steps. A period that is mostly decoding says nothing about
+        prefill that could be told apart.
+        """
+        seconds -= decode_s
+        if tokens < SAMPLE_TOKENS_MIN or seconds <= decode_s * PREFILL_OVER_DECODE_MIN:
             return
         predicted = self.alpha * tokens + self.beta * pairs
         if RATIO_MIN <= seconds / predicted <= RATIO_MAX:
@@ -74,16 +120,10 @@ class PrefillModel:
             self._outliers += 1
             if self._outliers <= OUTLIERS_MAX:
                 return
-        self._rescale(slot, seconds, predicted)
+        if self.samples >= POOL_SAMPLES_MIN:
+            self._scale.add(slot, seconds, predicted)
         self._fit(seconds / self.scale[slot], tokens, pairs)
         self.samples += 1
-
-    def _rescale(self, slot: Slot, seconds: float, predicted: float) -> None:
-        measured = 0.99 * self._measured[slot] + 0.2 * min(seconds, 4 * predicted * self.scale[slot])
-        expected = 0.99 * self._predicted[slot] + 0.2 * predicted
-        measured += SHRINK * (expected - measured)
-        self._measured[slot], self._predicted[slot] = measured, expected
-        self.scale[slot] = measured / expected
 
     def _fit(self, seconds: float, tokens: float, pairs: float) -> None:
         """Least squares for relative errors, drawn towards the prior."""
@@ -104,7 +144,11 @@ class PrefillModel:
 
 
 class DecodeModel:
-    """`τ = θ0 + θ1·B + θ2·K`: seconds between two tokens with B requests and K tokens of context."""
+    """`τ = θ0 + θ1·B + θ2·K`: seconds between two tokens with B requests and K tokens of context, by replica.
+
+    Not by pool: a slow replica gets fewer requests, so across replicas more requests go with shorter steps, and a
+    common model would conclude that load is free.
+    """
 
     def __init__(self, config: CostConfig) -> None:
         self._prior = (config.decode_prior_s, 0.0, config.decode_prior_token_s)
@@ -113,31 +157,45 @@ class DecodeModel:
         self.per_token: list[float] = []
         self.samples = 0
         self._covariance: list[list[list[float]]] = []
+        self._astray: list[int] = []
 
     def grow(self) -> None:
         """Add a row."""
         for column, value in zip((self.base, self.per_request, self.per_token), self._prior, strict=True):
             column.append(value)
         self._covariance.append(_start())
+        self._astray.append(0)
 
     def reset(self, slot: Slot) -> None:
         """Forget a replica."""
         self.base[slot], self.per_request[slot], self.per_token[slot] = self._prior
         self._covariance[slot] = _start()
+        self._astray[slot] = 0
 
     def seconds(self, slot: Slot, requests: float, context_tokens: float) -> float:
         """Predict the gap between two tokens."""
         return self.base[slot] + self.per_request[slot] * requests + self.per_token[slot] * context_tokens
 
-    def sample(self, slot: Slot, gap_s: float, requests: float, context_tokens: float) -> None:
-        """Learn from a mean gap measured while nothing was in prefill (recursive least squares, errors clipped)."""
+    def sample(self, slot: Slot, gap_s: float, requests: float, context_tokens: float, *, trust: float = 1.0) -> None:
+        """Learn from a mean gap (recursive least squares, errors clipped).
+
+        Args:
+            slot: Where.
+            gap_s: Measured.
+            requests: That decoded.
+            context_tokens: Theirs.
+            trust: Weight of the sample, 1 for a gap that no prefill touched.
+        """
         inputs = (1.0, requests * _REQUESTS_UNIT, context_tokens * _TOKENS_UNIT)
         matrix = self._covariance[slot]
         product = [sum(entry * value for entry, value in zip(row, inputs, strict=True)) for row in matrix]
-        scale = FORGET * 1e-4 + sum(value * entry for value, entry in zip(inputs, product, strict=True))
+        scale = FORGET * _GAP_VARIANCE / trust + sum(
+            value * entry for value, entry in zip(inputs, product, strict=True)
+        )
         predicted_s = self.seconds(slot, requests, context_tokens)
         bound = 0.5 * predicted_s + 0.02  # of the prediction, so that one stall of many seconds stays one small step
         error = max(-bound, min(bound, gap_s - predicted_s))
+        self._astray[slot] = self._astray[slot] + 1 if abs(gap_s - predicted_s) > bound else 0
         gain = [entry / scale for entry in product]
         self.base[slot] = max(SECONDS_A_STEP_MIN, self.base[slot] + gain[0] * error)
         self.per_request[slot] = max(0.0, self.per_request[slot] + gain[1] * error * _REQUESTS_UNIT)
@@ -145,11 +203,13 @@ class DecodeModel:
         self._covariance[slot] = _bounded(
             [[(matrix[row][col] - gain[row] * product[col]) / FORGET for col in range(3)] for row in range(3)]
         )
+        if self._astray[slot] > ASTRAY_MAX:
+            self._covariance[slot] = _start()
         self.samples += 1
 
 
 def _start() -> list[list[float]]:
-    return [[1e-3, 0.0, 0.0], [0.0, 1e-4, 0.0], [0.0, 0.0, 1e-3]]
+    return [[spread * spread if row == col else 0.0 for col in range(3)] for row, spread in enumerate(_PRIOR_SPREAD)]
 
 
 def _bounded(matrix: list[list[float]]) -> list[list[float]]:

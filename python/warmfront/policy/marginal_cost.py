@@ -1,9 +1,9 @@
 """The default policy: send where a request's own delay plus the delay it imposes on others is smallest.
 
 Everything is in seconds of time to first token. There is no term for affinity and none for balance: a warm replica
-needs less work and memory, a busy one makes wait. One loop (`_evaluate`) computes all costs, for decisions and for
-explanations alike; a decision may stop early for replicas that cannot win any more. What is easy to get wrong: only
-own work is priced (`p·X`), never the work already queued, which is sunk.
+needs less work and memory, a busy one makes wait. `Evaluation` computes all costs, for decisions and for explanations
+alike; a decision leaves out replicas that cannot win. What is easy to get wrong: only own work is priced (`p·X`), never
+the work already queued, which is sunk.
 
 Source: docs/explanation/policies.md, section "marginal_cost", with the same symbols.
 """
@@ -11,61 +11,91 @@ Source: docs/explanation/policies.md, section "marginal_cost", with the same sym
 from __future__ import annotations
 
 import math
-from bisect import insort
 from collections.abc import Sequence
-from itertools import compress
+from operator import attrgetter
 
 from warmfront.config import PolicyConfig
 from warmfront.policy import prices
 from warmfront.policy.affinity import mix
-from warmfront.policy.base import RATE_WINDOW_S, Fleet, ReplicaCost, cached_tokens_max
-from warmfront.policy.estimators import TURN_BUCKETS
+from warmfront.policy.base import RATE_WINDOW_S, Ended, Fleet, Guarded, ReplicaCost
+from warmfront.policy.evaluation import Evaluation
 from warmfront.policy.prices import Costs
+from warmfront.policy.watch import Watch
 from warmfront.types import Choice, Overlap, Request, Slot
 
-_Candidate = tuple[float, Slot, int]
-"""Total cost, slot, predicted cached tokens."""
+_by_cost = attrgetter("total_s", "slot")
 
 
 class MarginalCost:
-    """Social marginal cost. State: the rate of hot prefixes and each replica's mean cost."""
+    """Social marginal cost. State: the rate of hot prefixes, each replica's mean cost, and the guard."""
 
     def __init__(self, config: PolicyConfig) -> None:
         self._config = config.cost
+        self._watch = Watch(config)
         self._popularity: dict[int, tuple[float, float]] = {}
         self._mean_cost_s: list[float] = []
         self._ids: list[str | None] = []
         self._membership = -1
         self._averaged_s: float | None = None
-        self._seen_s: list[float] | None = None
+        self._seen: list[Costs] | None = None
+        """Costs of all eligible replicas that the request in hand saw, when the means are due."""
 
     def choose(self, request: Request, overlap: Overlap, fleet: Fleet) -> Sequence[Choice]:
         """Rank replicas by cost. Nearly equal ones are told apart by free memory, then by hash or by rotation."""
-        self._follow(fleet)
-        self._seen_s = self._costs_wanted(fleet)
-        candidates = self._evaluate(request, overlap, fleet, seen_s=self._seen_s, details=None)
-        ranked = self._break_tie(request, overlap, fleet, candidates)
-        return [Choice(slot, cached_tokens) for _, slot, cached_tokens in ranked[: fleet.choices_max]]
+        evaluation = self._evaluation(request, overlap, fleet)
+        if self._averaged_s is None or fleet.now_s - self._averaged_s >= prices.COST_INTERVAL_S:
+            costs = self._seen = evaluation.costs(fleet.eligible)
+        else:
+            costs, self._seen = evaluation.best(fleet.choices_max), None
+        ranked = self._ranked(request, overlap, fleet, costs)
+        if self._config.ttft_limit_s is not None and request.priority <= 0:
+            ranked = _within_limit(evaluation, fleet, ranked, self._config.ttft_limit_s)
+        if self._watch.enabled:
+            ranked = self._watch.considered(request, fleet, costs, ranked)
+        return [Choice(cost.slot, cost.cached_tokens) for cost in ranked[: fleet.choices_max]]
 
     def chosen(self, request: Request, overlap: Overlap, fleet: Fleet, slot: Slot) -> None:
         """Count the prefix and fold the costs that this arrival saw into the means."""
         self._count_prefix(overlap, fleet.now_s)
-        if self._seen_s is None:
+        if self._watch.enabled:
+            self._watch.placed(request, fleet, slot)
+        if self._seen is None:
             return
         elapsed_s = prices.COST_INTERVAL_S if self._averaged_s is None else fleet.now_s - self._averaged_s
         weight = 1.0 - math.exp(-elapsed_s / prices.COST_WINDOW_S)
         mean_s = self._mean_cost_s
-        for row, seen_s in zip(fleet.eligible, self._seen_s, strict=True):
-            mean_s[row] += weight * (seen_s - mean_s[row])
+        for cost in self._seen:
+            seen_s = cost.waiting_s + cost.decode_s + cost.memory_s
+            mean_s[cost.slot] += weight * (seen_s - mean_s[cost.slot])
         self._averaged_s = fleet.now_s
-        self._seen_s = None
+        self._seen = None
+
+    def ended(self, request: Request, fleet: Fleet, outcome: Ended) -> float | None:
+        """Compare an outcome with what was expected, and tell the guard; return the regret in seconds."""
+        return self._watch.ended(request, fleet, outcome)
+
+    def guarded(self) -> Guarded:
+        """Report how far affinity is trusted."""
+        return self._watch.report()
 
     def explain(self, request: Request, overlap: Overlap, fleet: Fleet) -> list[ReplicaCost]:
         """Return every term for every eligible replica."""
+        costs = self._evaluation(request, overlap, fleet).costs(fleet.eligible)
+        return [cost.explained() for cost in costs]
+
+    def _evaluation(self, request: Request, overlap: Overlap, fleet: Fleet) -> Evaluation:
         self._follow(fleet)
-        details: list[Costs] = []
-        self._evaluate(request, overlap, fleet, seen_s=None, details=details)
-        return [costs.explained() for costs in details]
+        key = overlap.frontier_key
+        rate = 0.0 if key is None else self._rate(key, fleet.now_s) / prices.POPULARITY_WINDOW_S
+        return Evaluation(
+            request,
+            overlap,
+            fleet,
+            self._config,
+            prefix_rate=rate,
+            mean_cost_s=self._mean_cost_s,
+            doubt=1.0 - self._watch.credit,
+        )
 
     def _follow(self, fleet: Fleet) -> None:
         """Give new replicas a mean cost of zero: they attract new conversations."""
@@ -75,10 +105,6 @@ class MarginalCost:
         self._ids = list(fleet.id)
         self._mean_cost_s = [0.0 if name is None else known.get(name, 0.0) for name in self._ids]
         self._membership = fleet.membership
-
-    def _costs_wanted(self, fleet: Fleet) -> list[float] | None:
-        due = self._averaged_s is None or fleet.now_s - self._averaged_s >= prices.COST_INTERVAL_S
-        return [] if due else None
 
     def _count_prefix(self, overlap: Overlap, now_s: float) -> None:
         key = overlap.frontier_key
@@ -92,246 +118,45 @@ class MarginalCost:
 
     def _rate(self, key: int, now_s: float) -> float:
         """Return the requests for a prefix in the last window, decayed."""
-        count, counted_s = self._popularity.get(key, (0.0, now_s))
+        known = self._popularity.get(key)
+        if known is None:
+            return 0.0
+        count, counted_s = known
         return count * math.exp((counted_s - now_s) / prices.POPULARITY_WINDOW_S)
 
-    def _copies_gain(self, overlap: Overlap, deepest: list[int], fleet: Fleet) -> tuple[int, float]:
-        """Return the deepest depth anywhere and N, the requests that would pay back one more copy of it."""
-        frontier = fleet.deepest(deepest)
-        if not frontier or overlap.frontier_key is None:
-            return frontier, 0.0
-        rate = self._rate(overlap.frontier_key, fleet.now_s) / prices.POPULARITY_WINDOW_S
-        if not rate:
-            return frontier, 0.0
-        copies = sum([deepest[slot] >= frontier for slot in fleet.eligible])
-        return frontier, rate * self._config.copy_horizon_s / (copies + 1)
-
-    def _evaluate(  # noqa: C901 - one loop without calls: it is the cost of every decision
-        self,
-        request: Request,
-        overlap: Overlap,
-        fleet: Fleet,
-        *,
-        seen_s: list[float] | None,
-        details: list[Costs] | None,
-    ) -> list[_Candidate]:
-        """Compute the cost of the eligible replicas.
-
-        Args:
-            request: To be placed.
-            overlap: One row per slot.
-            fleet: Columns.
-            seen_s: Receives max(W, M) + T + mem of each eligible replica, if given.
-            details: Receives everything about each eligible replica, if given.
-
-        Returns:
-            The replicas that may be among the best `choices_max`, ties included. Replicas that cannot are left out,
-            unless `seen_s` or `details` ask for all.
-        """
-        config, learned, now_s = self._config, fleet.learned, fleet.now_s
-        prompt_tokens = request.prompt_tokens
-        output_tokens = learned.expected_output_tokens(request.output_tokens_max)
-        alpha, beta, scales = learned.prefill.alpha, learned.prefill.beta, learned.prefill.scale
-        # Reuse: tiers whose loading costs less than computing count.
-        deepest, host = overlap.device, overlap.device
-        if alpha > prices.HOST_LOAD_S:
-            deepest = host = overlap.host
-            if alpha > prices.DISK_LOAD_S:
-                deepest = overlap.disk
-        device, ages = overlap.device, overlap.age_s
-        credits, bucket = learned.credit.factor, learned.credit.bucket
-        frontier, gain = self._copies_gain(overlap, deepest, fleet)
-        cold_new = max(1.0, prompt_tokens)
-        full_prefill = cold_new * (alpha + beta * (prompt_tokens - 0.5 * cold_new))
-        full_paid = full_prefill
-        if gain > 0.0:
-            warm = max(1.0, prompt_tokens - frontier)
-            warm_prefill = warm * (alpha + beta * (prompt_tokens - 0.5 * warm))
-            full_paid = warm_prefill + (full_prefill - warm_prefill) / (1.0 + gain)
-        # What is the same for all replicas in the price of prefill work.
-        mean = config.fleet_mix / len(fleet.eligible)
-        own, decay = 1.0 - config.fleet_mix, fleet.decay() / RATE_WINDOW_S
-        stall = config.ttft_target_s / (max(8.0, output_tokens) * config.tpot_target_s)
-        price_max, busy_max = config.price_max, config.utilisation_max
-        price_base = 1.0 + stall * mean * fleet.total(fleet.requests)
-        price_least = min(price_base, price_max)
-        rate_mean = mean * decay * fleet.total(fleet.arrivals)
-        busy_mean = mean * decay * fleet.total(fleet.work_s)
-        stall_own, own_decay, arrival_weight = stall * own, own * decay, config.arrival_weight
-        weight = config.ttft_target_s / config.tpot_target_s * _decode_share(request, learned.output_tokens)
-        # Memory and conversations.
-        capacity, outputs = fleet.capacity_tokens, fleet.output_tokens
-        foreign, kv_usage = fleet.foreign, fleet.kv_usage
-        active, active_tokens, resident = overlap.active, overlap.active_tokens, overlap.resident_tokens
-        evicted, regretted = overlap.evicted_blocks, overlap.regretted_blocks
-        u0, memory_weight, residence_s = config.memory_threshold, config.memory_weight, learned.residence_s
-        later_turns = learned.continuation.later[min(request.turn, TURN_BUCKETS - 1)]
-        session_tokens = output_tokens + later_turns * (learned.new_tokens + learned.output_tokens)
-        eviction_unit = config.eviction_weight * alpha
-        regret_weight = config.regret_prior_evictions
-        regret_prior = config.regret_prior * regret_weight
-        future = config.future_weight * later_turns
-        mean_cost_s, pending = self._mean_cost_s, fleet.pending
-        exact, block_size = fleet.exact, fleet.block_size
-        all_wanted = seen_s is not None or details is not None
-        candidates: list[_Candidate] = []
-        best: list[float] = []
-        choices_max = fleet.choices_max
-        threshold = math.inf
-        limit_size: int | None = None
-        limit = cached_tokens_max(prompt_tokens, limit_size)
-        columns = zip(
-            fleet.slot,
-            deepest,
-            scales,
-            fleet.pending_s,
-            fleet.busy_since_s,
-            fleet.next_step_s,
-            fleet.next_step_token_s,
-            fleet.requests,
-            fleet.arrivals,
-            fleet.work_s,
-            strict=False,  # an overlap may have rows for slots that are not known here yet
-        )
-        rows = columns if len(fleet.eligible) == fleet.slots else compress(columns, fleet.is_eligible)
-
-        for slot, depth, scale, compute_wait, busy_since, step, step_token, requests, arrivals, work_s in rows:
-            # n, p: tokens to compute and their seconds
-            if depth:
-                if block_size[slot] != limit_size:
-                    limit_size = block_size[slot]
-                    limit = cached_tokens_max(prompt_tokens, limit_size)
-                cached = depth if depth < limit else limit
-                credit = credits[exact[slot]][bucket(ages[slot])]
-                new = prompt_tokens - credit * cached
-                if new < 1.0:
-                    new = 1.0
-                own_prefill = scale * new * (alpha + beta * (prompt_tokens - 0.5 * new))
-                paid_prefill = own_prefill
-                if gain > 0.0 and depth < frontier:  # p̃: a new copy of a hot prefix is an investment
-                    warm = max(1.0, new - (frontier - depth))
-                    warm_prefill = scale * warm * (alpha + beta * (prompt_tokens - 0.5 * warm))
-                    paid_prefill = warm_prefill + (own_prefill - warm_prefill) / (1.0 + gain)
-                if depth > device[slot]:
-                    load = (host[slot] - device[slot]) * prices.HOST_LOAD_S + (depth - host[slot]) * prices.DISK_LOAD_S
-                    own_prefill += load
-                    paid_prefill += load
-            else:
-                cached, credit, new = 0, 1.0, cold_new
-                own_prefill = scale * full_prefill
-                paid_prefill = scale * full_paid
-            # W: wait for compute
-            if compute_wait:
-                half = 0.5 * compute_wait
-                compute_wait -= now_s - busy_since
-                if compute_wait < half:
-                    compute_wait = half
-            # T: own decoding, and what it costs the others
-            decode = weight * (step + step_token * prompt_tokens)
-            if compute_wait + decode + paid_prefill * price_least > threshold and not all_wanted:
-                continue
-            # X: what a second of prefill costs everybody here
-            rate = rate_mean + own_decay * arrivals
-            busy = busy_mean + own_decay * work_s
-            if busy > busy_max:
-                busy = busy_max
-            price = (
-                price_base + stall_own * requests + arrival_weight * rate * (compute_wait + own_prefill) / (1.0 - busy)
-            )
-            if price > price_max:
-                price = price_max
-            prefill = paid_prefill * price
-            if compute_wait + decode + prefill > threshold and not all_wanted:
-                continue
-            # M, mem, ev: memory
-            memory_wait = memory = eviction = used = 0.0
-            tokens_max = capacity[slot]
-            if tokens_max:
-                need = prompt_tokens - active[slot] + output_tokens
-                in_use = active_tokens[slot] + outputs[slot]
-                if foreign[slot]:
-                    in_use = max(in_use, (kv_usage[slot] or 0.0) * tokens_max)
-                used = (in_use + need) / tokens_max
-                if used > u0:
-                    residence = residence_s[slot]
-                    if used > prices.MEMORY_FULL:
-                        memory_wait = (used - prices.MEMORY_FULL) * residence
-                    activation = (used - u0) / (1.0 - u0)
-                    if activation > 1.0:
-                        activation = 1.0
-                    memory_work = need * residence / tokens_max
-                    slack = 1.0 - min(prices.MEMORY_UTILISATION_MAX, used)
-                    delayed = pending[slot] + rate * (memory_wait + memory_work) / slack
-                    if delayed > prices.MEMORY_QUEUE_MAX:
-                        delayed = prices.MEMORY_QUEUE_MAX
-                    memory = memory_weight * memory_work * activation * activation * (1.0 + delayed)
-                held = resident[slot]
-                if held:
-                    full = held / tokens_max
-                    regret = (regretted[slot] + regret_prior) / (evicted[slot] + regret_weight)
-                    eviction = eviction_unit * scale * regret * full * full * (new + session_tokens) * price
-            # C
-            waiting = compute_wait if compute_wait > memory_wait else memory_wait
-            later = future * mean_cost_s[slot]
-            total = waiting + prefill + eviction + decode + memory + later
-            if seen_s is not None:
-                seen_s.append(waiting + decode + memory)
-            if details is not None:
-                details.append(
-                    Costs(
-                        slot,
-                        cached,
-                        waiting,
-                        prefill,
-                        eviction,
-                        decode,
-                        memory,
-                        later,
-                        total,
-                        new,
-                        own_prefill,
-                        paid_prefill,
-                        compute_wait,
-                        memory_wait,
-                        price,
-                        credit,
-                        used,
-                        gain if depth < frontier else 0.0,
-                        later_turns,
-                    )
-                )
-            if total <= threshold:
-                candidates.append((total, slot, cached))
-                insort(best, total)
-                if len(best) > choices_max:
-                    best.pop()
-                if len(best) == choices_max:
-                    threshold = best[-1] + prices.TIE_S
-        return candidates
-
     @staticmethod
-    def _break_tie(request: Request, overlap: Overlap, fleet: Fleet, candidates: list[_Candidate]) -> list[_Candidate]:
-        """Order candidates by cost, the best choice among those that tie with the cheapest first."""
-        candidates.sort()
-        bound = candidates[0][0] + prices.TIE_S
-        tied = [candidate for candidate in candidates if candidate[0] <= bound]
-        if len(tied) == 1:
-            return candidates
+    def _ranked(request: Request, overlap: Overlap, fleet: Fleet, costs: list[Costs]) -> list[Costs]:
+        """Order by cost, the best choice among those that tie with the cheapest first."""
+        ranked = sorted(costs, key=_by_cost)
+        bound = ranked[0].total_s + prices.TIE_S
+        if len(ranked) == 1 or ranked[1].total_s > bound:
+            return ranked
         capacity, in_use, outputs = fleet.capacity_tokens, overlap.active_tokens, fleet.output_tokens
-        used = [(in_use[slot] + outputs[slot]) / (capacity[slot] or 1) for _, slot, _ in tied]
+        tied = [cost.slot for cost in ranked if cost.total_s <= bound]
+        used = [(in_use[slot] + outputs[slot]) / (capacity[slot] or 1) for slot in tied]
         least = min(used)
-        emptiest = [candidate for candidate, share in zip(tied, used, strict=True) if share <= least]
-        if request.route == "load" or request.basis == "none":
-            first = min(emptiest, key=lambda candidate: fleet.last_used[candidate[1]])
-        else:
-            key, hashes = request.prefix_key, fleet.hash
-            first = max(emptiest, key=lambda candidate: mix(key, hashes[candidate[1]]))
-        return [first, *(candidate for candidate in candidates if candidate is not first)]
+        emptiest = [slot for slot, share in zip(tied, used, strict=True) if share <= least]
+        first = emptiest[0] if len(emptiest) == 1 else _favourite(request, fleet, emptiest)
+        if first != ranked[0].slot:
+            ranked.insert(0, ranked.pop(tied.index(first)))
+        return ranked
 
 
-def _decode_share(request: Request, mean_output_tokens: float) -> float:
-    """How much of a usual request's decoding this one does: an answer of one word does not mind slow tokens."""
-    limit = request.output_tokens_max
-    if limit is None:
-        return 1.0
-    return min(1.0, (limit - 1) / max(1.0, mean_output_tokens))
+def _within_limit(evaluation: Evaluation, fleet: Fleet, ranked: list[Costs], limit_s: float) -> list[Costs]:
+    """Leave a replica whose first token would come too late for those where it comes in half the limit.
+
+    Only while the fleet has room: in a saturated one the requests moved would make the others late too.
+    """
+    busy = fleet.decay() / RATE_WINDOW_S * fleet.total(fleet.work_s) / len(fleet.eligible)
+    if busy >= prices.LIMIT_UTILISATION_MAX or ranked[0].waiting_s + ranked[0].own_prefill_s <= limit_s:
+        return ranked
+    everywhere = sorted(evaluation.costs(fleet.eligible), key=_by_cost)
+    return [cost for cost in everywhere if cost.waiting_s + cost.own_prefill_s < 0.5 * limit_s] or ranked
+
+
+def _favourite(request: Request, fleet: Fleet, slots: list[Slot]) -> Slot:
+    """Choose among equals: by the prefix, so that equal prompts meet, or by rotation when there is none."""
+    if request.route == "load" or request.basis == "none":
+        return min(slots, key=lambda slot: fleet.last_used[slot])
+    key, hashes = request.prefix_key, fleet.hash
+    return max(slots, key=lambda slot: mix(key, hashes[slot]))

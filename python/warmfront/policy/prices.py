@@ -1,40 +1,40 @@
 """Fixed prices of the cost policy that are neither learned nor the operator's, and the table that explains costs.
 
-The order of `TERMS` is the order in which `MarginalCost` adds them up.
+The order of `TERMS` is the order in which `Evaluation.costs` adds them up.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from msgspec import Struct
 
 from warmfront.policy.base import ReplicaCost, Term
-from warmfront.types import Slot
+from warmfront.types import Request, Slot
 
 TIE_S = 1e-3
 """Costs this close are equal: the emptier memory wins, then the hash of the prefix."""
-HOST_LOAD_S = 5e-6
-"""Seconds to load one token's KV from host memory: about 100 kB at 20 GB/s."""
-DISK_LOAD_S = 40e-6
-"""The same from local disk: about 100 kB at 2.5 GB/s."""
 MEMORY_FULL = 0.97
 """Share of KV memory in use above which requests wait for memory."""
 MEMORY_UTILISATION_MAX = 0.9
 """Cap of the utilisation in the price of memory."""
 MEMORY_QUEUE_MAX = 30.0
 """Cap of the number of requests that a scarce memory delays."""
+LIMIT_UTILISATION_MAX = 0.85
+"""Mean utilisation of the fleet from which on `ttft_limit_s` is not enforced."""
 COST_WINDOW_S = 30.0
 """Time constant of a replica's mean cost."""
 COST_INTERVAL_S = 0.1
-"""Mean costs are updated no more often than this: it bounds the work of a decision."""
+"""Mean costs are updated no more often than this: it bounds the work of a decision. The mean is over time, so the
+arrivals in between, seen a moment later, would hardly move it."""
 POPULARITY_WINDOW_S = 60.0
 """Time constant of a prefix's request rate."""
 PREFIXES_MAX = 65_536
 """Prefixes whose rate is remembered; the one asked for longest ago goes first."""
 
 
-class Costs(NamedTuple):
+class Costs(Struct, frozen=True, gc=False):
     """All that one evaluation computed for one replica. Seconds unless the name says otherwise."""
 
+    total_s: float
     slot: Slot
     cached_tokens: int
     waiting_s: float
@@ -43,7 +43,8 @@ class Costs(NamedTuple):
     decode_s: float
     memory_s: float
     future_s: float
-    total_s: float
+    withheld_s: float
+    blind_s: float
     new_tokens: float
     own_prefill_s: float
     paid_prefill_s: float
@@ -54,6 +55,19 @@ class Costs(NamedTuple):
     memory_used: float
     copies_gain: float
     later_turns: float
+    adapter_load_s: float
+    weight: float
+
+    @property
+    def trusting_s(self) -> float:
+        """The cost with full credit."""
+        return self.total_s - self.withheld_s
+
+    @property
+    def single_s(self) -> float:
+        """The cost of this request alone: nothing withheld, no later turns, no investment in a copy."""
+        unshared_s = (self.own_prefill_s - self.paid_prefill_s) * self.price
+        return self.total_s - self.withheld_s - self.future_s + unshared_s
 
     def explained(self) -> ReplicaCost:
         """Return the costs as named terms and factors."""
@@ -66,6 +80,14 @@ class Costs(NamedTuple):
         )
 
 
+def decode_share(request: Request, mean_output_tokens: float) -> float:
+    """h: how much of a usual request's decoding this one does; an answer of one word does not mind slow tokens."""
+    limit = request.output_tokens_max
+    if limit is None:
+        return 1.0
+    return min(1.0, (limit - 1) / max(1.0, mean_output_tokens))
+
+
 TERMS = (
     ("waiting", "max(W, M)", "waiting_s"),
     ("prefill", "p̃·X", "prefill_s"),
@@ -73,6 +95,7 @@ TERMS = (
     ("decode", "T", "decode_s"),
     ("memory", "mem", "memory_s"),
     ("future turns", "F", "future_s"),
+    ("withheld by the guard", "(1 − c)·(p₀ − p̃)·X", "withheld_s"),
 )
 """Name, symbol and field of what is added up."""
 
@@ -87,5 +110,8 @@ FACTORS = (
     ("share of KV memory in use", "u", "1", "memory_used"),
     ("requests that pay a new copy back", "N", "requests", "copies_gain"),
     ("later turns", "N_T", "requests", "later_turns"),
+    ("adapter load", "ℓ_a", "s", "adapter_load_s"),
+    ("weight of this request's priority", "w", "1", "weight"),
+    ("cost by load alone", "C₀", "s", "blind_s"),
 )
 """Name, symbol, unit and field of what the terms were made of."""

@@ -19,6 +19,9 @@ from warmfront.types import RequestId, Slot
 GHOSTS_MIN = 64
 """Ghosts of one slot when it holds little."""
 
+PROMPTS_MAX = 65_536
+"""Dispatched prompts of one slot that are remembered."""
+
 AGES_MAX = 65_536
 """Prefixes for which the last dispatch is remembered."""
 
@@ -61,6 +64,20 @@ class Ghosts:
         return row is not None
 
 
+@dataclass(eq=False)
+class Prompt:
+    """A prompt that was dispatched to a slot: its blocks are covered, and thereby may be predicted."""
+
+    keys: list[int]
+    """From the first block on; capacity takes blocks off the end."""
+    touched_s: float
+    whole: bool = True
+    """Nothing was taken off the end."""
+    dispatches: int = 0
+    """Those that were not withdrawn."""
+    in_flight: int = 0
+
+
 @dataclass
 class SlotState:
     """What is known of one replica."""
@@ -74,8 +91,10 @@ class SlotState:
     """Physical copies by engine hash."""
     offloaded: dict[int, Offloaded] = field(default_factory=dict)
     groups: Groups = field(default_factory=Groups)
-    predicted: dict[int, float] = field(default_factory=dict)
-    """Key → time of the last dispatch, oldest first."""
+    predicted: set[int] = field(default_factory=set)
+    """Keys that a dispatch said would come and no event has confirmed."""
+    prompts: list[Prompt] = field(default_factory=list)
+    """Oldest dispatch first."""
     users: Counter[int] = field(default_factory=Counter)
     """Key → requests in flight."""
     ghosts: Ghosts = field(default_factory=Ghosts)
@@ -94,7 +113,7 @@ class SlotState:
 
     def device(self) -> set[int]:
         """Keys taken to be on the device."""
-        return self.trusted() | set(self.predicted)
+        return self.trusted() | self.predicted
 
     def resident(self) -> int:
         """Blocks taken to be on the device, counted as the ledger does."""
@@ -112,11 +131,44 @@ class SlotState:
             return self.names[name]
         return self.offloaded[name].key if name in self.offloaded else None
 
-    def touch(self, key: int, now_s: float) -> bool:
-        """Make the prediction the newest. True when it is new."""
-        known = self.predicted.pop(key, None) is not None
-        self.predicted[key] = now_s
-        return not known
+    def covered(self) -> set[int]:
+        """Keys of the dispatched prompts."""
+        return {key for prompt in self.prompts for key in prompt.keys}
+
+    def touch(self, keys: list[int], now_s: float) -> Prompt:
+        """Make a prompt the newest."""
+        known = (prompt for prompt in self.prompts if prompt.whole and prompt.keys == keys)
+        prompt = next(known, None) or Prompt(list(keys), now_s)
+        self.requeue(prompt, now_s)
+        return prompt
+
+    def requeue(self, prompt: Prompt, now_s: float) -> None:
+        """Start a prompt's time anew."""
+        if prompt in self.prompts:
+            self.prompts.remove(prompt)
+        self.prompts.append(prompt)
+        prompt.touched_s = now_s
+
+    def drop(self, prompt: Prompt) -> int:
+        """Forget a prompt. Returns how many predictions ended: those that no other prompt covers."""
+        self.prompts.remove(prompt)
+        before = len(self.predicted)
+        self.predicted &= self.covered()
+        return before - len(self.predicted)
+
+    def shed(self) -> int | None:
+        """Take blocks off the end of the oldest prompt until one was predicted. `None`: there is no prediction."""
+        while self.prompts:
+            oldest = self.prompts[0]
+            key, oldest.whole = oldest.keys.pop(), False
+            covered = self.covered()
+            if not oldest.keys or key in covered:
+                # What is left of it belongs to prompts that were dispatched since.
+                self.prompts.remove(oldest)
+            if key in self.predicted - covered:
+                self.predicted.remove(key)
+                return key
+        return None
 
     def evict(self, key: int) -> None:
         """Count an eviction and remember its ghost."""
@@ -136,9 +188,9 @@ class InFlight:
     """A dispatched request."""
 
     slot: Slot
+    prompt: Prompt | None
+    """`None`: it has no full block."""
     keys: list[int]
-    fresh: set[int]
-    """Keys whose prediction this request made."""
 
 
 class Index:
@@ -187,8 +239,7 @@ class Index:
             return
         state.stale = stale
         if not stale:
-            for key in state.confirmed() & set(state.predicted):
-                del state.predicted[key]
+            state.predicted -= state.confirmed()
 
     # Events
 
@@ -268,7 +319,7 @@ class Index:
         state.names[name] = key
         state.copies[name] += 1
         if not known:
-            state.predicted.pop(key, None)
+            state.predicted.discard(key)
         return known
 
     @staticmethod
@@ -324,18 +375,20 @@ class Index:
             return
         self._regret(state, hashes)
         self._note_ages(slot, hashes, now_s)
+        fresh = set(hashes) - state.trusted() - state.predicted
+        state.predicted |= fresh
+        state.predictions += len(fresh)
+        prompt = state.touch(list(hashes), now_s) if hashes else None
+        if prompt is not None:
+            prompt.dispatches += 1
+            prompt.in_flight += 1
         state.users.update(hashes)
-        fresh: set[int] = set()
-        for key in reversed(hashes):
-            if key not in state.trusted() and state.touch(key, now_s):
-                state.predictions += 1
-                fresh.add(key)
-        self.in_flight[id] = InFlight(slot, list(hashes), fresh)
+        if len(state.prompts) > PROMPTS_MAX:
+            state.drop(state.prompts[0])
+        self.in_flight[id] = InFlight(slot, prompt, list(hashes))
         while not state.exact and state.capacity_blocks is not None and state.resident() > state.capacity_blocks:
-            if not state.predicted:
+            if (key := state.shed()) is None:
                 break
-            key = next(iter(state.predicted))
-            del state.predicted[key]
             state.evict(key)
 
     def _regret(self, state: SlotState, hashes: Sequence[int]) -> None:
@@ -353,30 +406,33 @@ class Index:
     def release(self, id: RequestId) -> None:
         """The request ended; its blocks are no longer in use."""
         if (request := self.in_flight.pop(id, None)) is not None:
-            users = self.slots[request.slot].users
-            users.subtract(request.keys)
+            self.slots[request.slot].users.subtract(request.keys)
+            if request.prompt is not None:
+                request.prompt.in_flight -= 1
 
     def withdraw(self, id: RequestId) -> None:
         """The request ended without having been computed: its predictions are void too."""
-        if (request := self.in_flight.get(id)) is None:
-            return
-        state = self.slots[request.slot]
-        for key in request.fresh:
-            if state.users[key] == 1:
-                state.predicted.pop(key, None)
+        request = self.in_flight.get(id)
         self.release(id)
+        if request is None or request.prompt is None:
+            return
+        state, prompt = self.slots[request.slot], request.prompt
+        prompt.dispatches -= 1
+        if prompt.dispatches == 0 and prompt in state.prompts:
+            state.drop(prompt)
 
     def expire(self, now_s: float) -> None:
-        """End predictions whose time is up, or start their time anew while the block is in use."""
+        """End the predictions of prompts whose time is up, or start that anew while they are in flight."""
         for state in self.slots.values():
             ttl_s = self.predicted_ttl_s if state.exact else self.approximate_ttl_s
-            due = [key for key, touched_s in state.predicted.items() if touched_s + ttl_s <= now_s]
-            for key in due:
-                if state.users[key] and ttl_s > 0:
-                    state.touch(key, now_s)
+            while state.prompts and state.prompts[0].touched_s + ttl_s <= now_s:
+                oldest = state.prompts[0]
+                if ttl_s > 0 and oldest.in_flight:
+                    state.requeue(oldest, now_s)
                     continue
-                del state.predicted[key]
-                state.unconfirmed += state.exact and not state.stale
+                ended = state.drop(oldest)
+                if state.exact and not state.stale:
+                    state.unconfirmed += ended
 
     # Lookup
 
@@ -439,7 +495,7 @@ class Index:
         states = self.slots.values()
         keys: set[int] = set()
         for state in states:
-            keys |= state.confirmed() | set(state.predicted) | set(+state.users)
+            keys |= state.confirmed() | state.covered() | set(+state.users)
             keys |= {row.key for row in state.offloaded.values()}
         return {
             "blocks": len(keys),

@@ -72,7 +72,10 @@ def _fleet(state: State) -> explain.FleetReport:
         policy=state.policy.name,
         policy_errors=state.decider.errors,
         stray_events=dict(sorted(state.strays.items())),
-        pools=[explain.pool_report(pool, waiting=state.flow.depth(name)) for name, pool in state.pools.items()],
+        pools=[
+            explain.pool_report(pool, waiting=state.flow.depth(name), guard=state.decider.guarded(name))
+            for name, pool in state.pools.items()
+        ],
     )
 
 
@@ -82,6 +85,7 @@ def _policy(state: State) -> explain.PolicyReport:
         known=state.decider.known(),
         constants=msgspec.to_builtins(state.policy),
         learned={name: explain.learned_report(pool.fleet.learned) for name, pool in state.pools.items()},
+        guard={name: guarded for name in state.pools if (guarded := state.decider.guarded(name)) is not None},
     )
 
 

@@ -7,19 +7,28 @@ names that may not be named, is counted, and that request goes to the least load
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from warmfront.config import PolicyConfig
 from warmfront.policy import registry
-from warmfront.policy.base import Fleet, Policy, ReplicaCost, capped_tokens
+from warmfront.policy.base import Ended, Fleet, Guarded, Policy, ReplicaCost, capped_tokens
 from warmfront.policy.baselines import by_load, choices
+from warmfront.router.fleet import Flight, outcome
 from warmfront.router.meter import Meter
-from warmfront.types import Choice, Overlap, Request
+from warmfront.types import Choice, Finished, Overlap, Request, Slot
 
 logger = logging.getLogger(__name__)
 
 POLICY_ERROR = "policy_error"
+
+
+class _Known(NamedTuple):
+    """A policy with its optional methods that follow decisions."""
+
+    policy: Policy
+    chosen: Callable[[Request, Overlap, Fleet, Slot], None] | None
+    ended: Callable[[Request, Fleet, Ended], float | None] | None
 
 
 class Decision(NamedTuple):
@@ -37,7 +46,10 @@ class Decider:
         self._config = config
         self._factory = policies or registry.factory(config.name)
         self._meter = meter
-        self._policies: dict[str, Policy] = {}
+        self._policies: dict[str, _Known] = {}
+        """By pool."""
+        self._published: dict[str, tuple[float, float, int]] = {}
+        """What was last published of each pool's guard."""
         self.errors = 0
 
     def reconfigure(self, config: PolicyConfig) -> None:
@@ -51,6 +63,7 @@ class Decider:
     def forget(self, pool: str) -> None:
         """Drop the policy of a pool that is gone."""
         self._policies.pop(pool, None)
+        self._published.pop(pool, None)
 
     @staticmethod
     def known() -> list[str]:
@@ -60,15 +73,36 @@ class Decider:
     def decide(self, request: Request, overlap: Overlap, fleet: Fleet, *, retry: bool) -> Decision | None:
         """Choose, and let the policy take note of it. `None`: the policy wants to hold the request."""
         try:
-            ranked = self._choose(request, overlap, fleet)
+            known = self._policy(fleet)
+            ranked = self._choose(known.policy, request, overlap, fleet)
             if not ranked:
                 return None
-            chosen = getattr(self._policy(fleet), "chosen", None)
-            if chosen is not None:
-                chosen(request, overlap, fleet, ranked[0].slot)
+            if known.chosen is not None:
+                known.chosen(request, overlap, fleet, ranked[0].slot)
         except Exception as error:
             return self._least_loaded(request, overlap, fleet, error)
         return Decision(ranked, "retry" if retry else _reason(request, overlap, fleet, ranked[0]))
+
+    def ended(self, flight: Flight, fleet: Fleet, now_s: float, answer: Finished | None) -> None:
+        """Tell the policy what became of a request, if it wants to know, and publish what it concludes."""
+        known = self._policies.get(fleet.pool)
+        if known is None or known.ended is None:
+            return
+        try:
+            regret_s = known.ended(flight.request, fleet, outcome(flight, now_s, answer))
+        except Exception as error:
+            self._failed(error)
+            return
+        if regret_s is not None:
+            self._meter.observe("warmfront_regret_seconds", (fleet.pool,), regret_s)
+            self._publish(fleet.pool)
+
+    def guarded(self, pool: str) -> Guarded | None:
+        """Return the state of a pool's guard; `None`: its policy has none, or has decided nothing."""
+        known = self._policies.get(pool)
+        guarded: Any = None if known is None else getattr(known.policy, "guarded", None)
+        state: Guarded | None = None if guarded is None else guarded()
+        return state if state is not None and state.decisions else None
 
     def explain(
         self, request: Request, overlap: Overlap, fleet: Fleet
@@ -78,35 +112,58 @@ class Decider:
             return [], None
         state = fleet.rng.getstate()
         try:
-            explain: Any = getattr(self._policy(fleet), "explain", None)
+            policy = self._policy(fleet).policy
+            explain: Any = getattr(policy, "explain", None)
             costs = [] if explain is None else explain(request, overlap, fleet)
-            ranked = self._choose(request, overlap, fleet)
+            ranked = self._choose(policy, request, overlap, fleet)
         except Exception as error:
             return [], self._least_loaded(request, overlap, fleet, error)
         finally:
             fleet.rng.setstate(state)
         return costs, Decision(ranked, _reason(request, overlap, fleet, ranked[0])) if ranked else None
 
-    def _policy(self, fleet: Fleet) -> Policy:
-        policy = self._policies.get(fleet.pool)
-        if policy is None:
-            policy = self._policies[fleet.pool] = self._factory(self._config)
-        return policy
+    def _policy(self, fleet: Fleet) -> _Known:
+        known = self._policies.get(fleet.pool)
+        if known is None:
+            policy = self._factory(self._config)
+            known = _Known(policy, getattr(policy, "chosen", None), getattr(policy, "ended", None))
+            self._policies[fleet.pool] = known
+        return known
 
-    def _choose(self, request: Request, overlap: Overlap, fleet: Fleet) -> list[Choice]:
-        ranked = list(self._policy(fleet).choose(request, overlap, fleet)[: fleet.choices_max])
-        for choice in ranked:
-            if not 0 <= choice.slot < fleet.slots or not fleet.is_eligible[choice.slot]:
-                raise ValueError(f"policy {self._config.name} chose slot {choice.slot}, which may not be chosen")
-        if len({choice.slot for choice in ranked}) != len(ranked):
+    def _choose(self, policy: Policy, request: Request, overlap: Overlap, fleet: Fleet) -> list[Choice]:
+        ranked = list(policy.choose(request, overlap, fleet)[: fleet.choices_max])
+        slots, is_eligible = [choice.slot for choice in ranked], fleet.is_eligible
+        for slot in slots:
+            if not 0 <= slot < len(is_eligible) or not is_eligible[slot]:
+                raise ValueError(f"policy {self._config.name} chose slot {slot}, which may not be chosen")
+        if len(set(slots)) != len(slots):
             raise ValueError(f"policy {self._config.name} chose a slot twice")
         return ranked
 
-    def _least_loaded(self, request: Request, overlap: Overlap, fleet: Fleet, error: Exception) -> Decision:
+    def _publish(self, pool: str) -> None:
+        guarded = self.guarded(pool)
+        if guarded is None:
+            return
+        state = (guarded.credit, guarded.gain_s, guarded.rivals)
+        if state == self._published.get(pool):
+            return
+        names = ("warmfront_affinity_credit", "warmfront_affinity_gain_seconds", "warmfront_affinity_sentinels")
+        for name, value in zip(names, state, strict=True):
+            self._meter.set(name, (pool,), value)
+        before = self._published.get(pool, (1.0, 0.0, 0))[0]
+        if before != guarded.credit:
+            verdict = "loses to load alone" if guarded.credit < before else "pays again, or is tried again"
+            logger.warning("pool %s: cache affinity %s; its credit is now %g", pool, verdict, guarded.credit)
+        self._published[pool] = state
+
+    def _failed(self, error: Exception) -> None:
         self.errors += 1
         self._meter.count("warmfront_policy_errors_total", (), 1)
         if self.errors & (self.errors - 1) == 0:  # 1st, 2nd, 4th, 8th …: a broken policy fails for every request
             logger.error("policy %s failed (%d times so far)", self._config.name, self.errors, exc_info=error)
+
+    def _least_loaded(self, request: Request, overlap: Overlap, fleet: Fleet, error: Exception) -> Decision:
+        self._failed(error)
         return Decision(choices(by_load(fleet, fleet.eligible), request, overlap, fleet), POLICY_ERROR)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from warmfront.policy.base import Fleet, ReplicaCost, Term
+from warmfront.policy.base import Fleet, Guarded, ReplicaCost, Term
 from warmfront.policy.estimators import Learned
 from warmfront.router.accuracy import Accuracy
 from warmfront.router.fleet import Pool
@@ -133,6 +133,8 @@ class PoolReport(Struct, frozen=True):
     waiting: int
     in_flight: int
     learned: LearnedReport
+    guard: Guarded | None
+    """Whether affinity pays, measured; `None`: the policy has no guard, or has decided nothing."""
     replicas: list[ReplicaReport]
 
 
@@ -149,12 +151,14 @@ class FleetReport(Struct, frozen=True):
 
 
 class PolicyReport(Struct, frozen=True):
-    """Answer to `policy`: the configured constants and what each pool learned."""
+    """Answer to `policy`: the configured constants, what each pool learned, and whether affinity pays there."""
 
     name: str
     known: list[str]
     constants: dict[str, object]
     learned: dict[str, LearnedReport]
+    guard: dict[str, Guarded] = {}
+    """By pool, where the policy has one and has decided something."""
 
 
 class Problem(Struct, frozen=True):
@@ -217,7 +221,7 @@ def _replica_explanation(
     )
 
 
-def pool_report(pool: Pool, *, waiting: int) -> PoolReport:
+def pool_report(pool: Pool, *, waiting: int, guard: Guarded | None) -> PoolReport:
     """Report a pool's rows."""
     state = pool.state
     return PoolReport(
@@ -228,6 +232,7 @@ def pool_report(pool: Pool, *, waiting: int) -> PoolReport:
         waiting=waiting,
         in_flight=len(pool.flights),
         learned=learned_report(pool.fleet.learned),
+        guard=guard,
         replicas=[_replica_report(pool, slot) for slot in sorted(pool.replicas)],
     )
 

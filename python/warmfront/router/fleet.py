@@ -10,17 +10,17 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from random import Random
 
 from warmfront.config import CostConfig
+from warmfront.policy.adapters import Adapters
 from warmfront.policy.affinity import stable_hash
-from warmfront.policy.base import RATE_WINDOW_S, REBASE_AFTER_S, Fleet
-from warmfront.policy.estimators import Credit, Learned
+from warmfront.policy.base import RATE_WINDOW_S, REBASE_AFTER_S, Ended, Fleet
+from warmfront.policy.estimators import AGE_BUCKETS, BusyPeriod, Credit, Learned
 from warmfront.router.accuracy import Accuracy
 from warmfront.router.flow import Waiting
-from warmfront.types import Choice, Overlap, PoolState, ReplicaState, Request, RequestId, Slot
+from warmfront.types import Choice, Finished, Overlap, PoolState, ReplicaState, Request, RequestId, Slot
 
 MEMORY_DELAYS = 0.9
 """Share of KV memory in use above which prefill times say more about memory than about prefill."""
@@ -36,12 +36,21 @@ class Flight:
     attempts: int
     tried: list[Slot]
     """Replicas that could not be reached in earlier attempts."""
-    predicted: dict[Slot, int]
-    """Cached tokens expected at each choice."""
-    ages_s: dict[Slot, float]
+    choices: list[Choice]
+    ages_s: list[float]
     """Seconds since the prefix was last sent to each choice, before this dispatch."""
+    confirmed: list[int]
+    """Tokens that each choice was known to hold, by its events."""
     slot: Slot | None = None
     """Row that is charged; `None`: the replica is gone."""
+    predicted_tokens: int = 0
+    """Cached tokens expected there."""
+    credit_bucket: int = AGE_BUCKETS
+    """Row of the reuse credit that this expectation was weighed with."""
+    is_certain: bool = True
+    """Events confirm what is expected."""
+    sample: BusyPeriod | None = None
+    """Busy period of prefill that waits for the cached tokens of this answer."""
     sent_s: float = 0.0
     first_token_s: float | None = None
     is_prefilling: bool = False
@@ -49,6 +58,7 @@ class Flight:
     prefill_s: float = 0.0
     output_tokens: float = 0.0
     context_tokens: float = 0.0
+    weight: float = 1.0
 
 
 @dataclass
@@ -74,12 +84,18 @@ class Pool:
     """Model → rows that do not serve it, for models that some replica lacks: adapters are loaded one by one."""
     _peaks: dict[Slot, tuple[int, int]] = field(default_factory=dict)
     _due: list[tuple[float, RequestId]] = field(default_factory=list)
+    _active_tokens: list[int] = field(default_factory=list)
+    """Tokens of distinct blocks in use, by slot, as the last overlap told."""
+    _hidden: dict[Slot, int] = field(default_factory=dict)
+    """Pending requests whose first token will not be seen."""
+    _weights: dict[Slot, float] = field(default_factory=dict)
+    """Weights of our requests in flight."""
 
     @classmethod
     def create(cls, name: str, *, config: CostConfig, seed: int, choices_max: int) -> Pool:
         """Make an empty pool whose random numbers depend on the seed and its name only."""
-        fleet = Fleet(name, rng=Random(f"{seed}:{name}"), learned=Learned(config))
-        fleet.choices_max = choices_max
+        fleet = Fleet(name, rng=Random(f"{seed}:{name}"), learned=Learned(config), adapters=Adapters(config))
+        fleet.choices_max, fleet.priority_step = choices_max, config.priority_step
         return cls(name, fleet)
 
     # -- who is there
@@ -121,6 +137,7 @@ class Pool:
             fleet.id[slot], fleet.hash[slot] = replica.id, stable_hash(replica.id)
             fleet.membership += 1
             fleet.learned.reset(slot)
+            fleet.adapters.reset(slot)
         fleet.ready[slot] = replica.ready
         fleet.exact[slot] = state.events.state == "live"
         fleet.block_size[slot] = replica.block_size or state.events.block_size
@@ -157,11 +174,21 @@ class Pool:
         fleet.ready[slot] = fleet.exact[slot] = False
         fleet.block_size[slot] = fleet.capacity_tokens[slot] = fleet.kv_usage[slot] = None
         fleet.in_flight[slot] = fleet.pending[slot] = fleet.pending_tokens[slot] = fleet.last_used[slot] = 0
-        for column in (fleet.foreign, fleet.requests, fleet.pending_s, fleet.context_tokens, fleet.output_tokens):
+        for column in (
+            fleet.foreign,
+            fleet.requests,
+            fleet.weight,
+            fleet.pending_weight,
+            fleet.pending_s,
+            fleet.context_tokens,
+            fleet.output_tokens,
+        ):
             column[slot] = 0.0
         fleet.arrivals[slot] = fleet.work_s[slot] = 0.0
         fleet.membership += 1
         self._peaks.pop(slot, None)
+        self._hidden.pop(slot, None)
+        self._weights.pop(slot, None)
         self.touched.discard(slot)
         self.reloaded.discard(slot)
 
@@ -184,26 +211,27 @@ class Pool:
             fleet.work_s,
             fleet.busy_since_s,
             fleet.requests,
+            fleet.weight,
+            fleet.pending_weight,
             fleet.next_step_s,
             fleet.next_step_token_s,
         ):
             rates.append(0.0)
         fleet.learned.grow()
+        fleet.adapters.grow()
 
     # -- what is in flight
 
-    def dispatch(self, waiting: Waiting, choices: Iterable[Choice], overlap: Overlap, now_s: float) -> None:
+    def dispatch(self, waiting: Waiting, choices: list[Choice], overlap: Overlap, now_s: float) -> None:
         """Charge the first choice of a request."""
-        ranked = list(choices)
-        flight = Flight(
-            request=waiting.request,
-            attempts=waiting.attempts + 1,
-            tried=waiting.tried,
-            predicted={choice.slot: choice.cached_tokens for choice in ranked},
-            ages_s={choice.slot: overlap.age_s[choice.slot] for choice in ranked},
-        )
+        ages_s = [overlap.age_s[choice.slot] for choice in choices]
+        confirmed = [overlap.confirmed[choice.slot] for choice in choices]
+        flight = Flight(waiting.request, waiting.attempts + 1, waiting.tried, choices, ages_s, confirmed)
         self.flights[waiting.request.id] = flight
-        self._charge(flight, ranked[0].slot, now_s)
+        self._active_tokens = overlap.active_tokens
+        if waiting.request.route == "prefix" and waiting.request.basis != "none":
+            self.fleet.learned.regret.follow(now_s, overlap.evicted_blocks, overlap.regretted_blocks)
+        self._charge(flight, choices[0].slot, now_s)
 
     def move(self, flight: Flight, slot: Slot, now_s: float) -> bool:
         """Charge another choice instead; return whether its replica is there."""
@@ -222,8 +250,15 @@ class Pool:
             return
         last = self.fleet.pending[slot] == 1
         if flight.request.stream:
-            self.fleet.learned.first_token(
-                slot, now_s, new_tokens=flight.new_tokens, prompt_tokens=flight.request.prompt_tokens, last=last
+            flight.sample = self.fleet.learned.first_token(
+                slot,
+                now_s,
+                new_tokens=flight.new_tokens,
+                prompt_tokens=flight.request.prompt_tokens,
+                last=last,
+                usable=not self._hidden.get(slot) and not self._crowded(slot),
+                step_s=self._step_s(slot),
+                certain=flight.is_certain,
             )
         else:
             self.fleet.learned.abandoned(slot, last=last)
@@ -257,54 +292,84 @@ class Pool:
         for slot, gap_s in gaps_s.items():
             if slot in self.replicas:
                 self.fleet.learned.paced(
-                    slot, now_s, gap_s=gap_s, requests=requests[slot], context_tokens=context_tokens[slot]
+                    slot,
+                    now_s,
+                    gap_s=gap_s,
+                    requests=requests[slot],
+                    context_tokens=context_tokens[slot],
+                    progress_s=self._progress_s(slot, now_s),
                 )
                 self._changed(slot)
-
-    def credit_bucket(self, flight: Flight, slot: Slot) -> int:
-        """Return the row of the reuse credit that predicted this flight."""
-        return Credit.bucket(flight.ages_s.get(slot, -1.0))
 
     def _charge(self, flight: Flight, slot: Slot, now_s: float) -> None:
         fleet, learned, request = self.fleet, self.fleet.learned, flight.request
         fleet.now_s = now_s
-        factor = learned.credit.factor[fleet.exact[slot]][self.credit_bucket(flight, slot)]
-        cached_tokens = flight.predicted.get(slot, 0) * factor
+        _expect(flight, slot)
+        credit = learned.credit.factor[fleet.exact[slot]][flight.credit_bucket]
+        prompt_tokens = request.prompt_tokens
+        new_tokens = max(1, round(prompt_tokens - flight.predicted_tokens * credit))
+        prefill_s = learned.prefill.seconds(slot, new_tokens, prompt_tokens)
+        output_tokens = learned.expected_output_tokens(request.output_tokens_max)
+        context_tokens = prompt_tokens + 0.5 * output_tokens
         flight.slot, flight.sent_s, flight.first_token_s, flight.is_prefilling = slot, now_s, None, True
-        flight.new_tokens = max(1, round(request.prompt_tokens - cached_tokens))
-        flight.prefill_s = learned.prefill.seconds(slot, flight.new_tokens, request.prompt_tokens)
-        flight.output_tokens = learned.expected_output_tokens(request.output_tokens_max)
-        flight.context_tokens = request.prompt_tokens + 0.5 * flight.output_tokens
+        flight.new_tokens, flight.prefill_s = new_tokens, prefill_s
+        flight.output_tokens, flight.context_tokens = output_tokens, context_tokens
         alone = fleet.pending[slot] == 0
         if alone:
             fleet.busy_since_s[slot] = now_s
-        capacity = fleet.capacity_tokens[slot]
-        crowded = capacity is not None and fleet.context_tokens[slot] > MEMORY_DELAYS * capacity
-        learned.dispatched(
-            slot, now_s, new_tokens=flight.new_tokens, alone=alone, usable=request.stream and not crowded
-        )
+        usable = request.stream and not self._crowded(slot)
+        step_s = self._step_s(slot) if alone else 0.0
+        learned.dispatched(slot, now_s, new_tokens=new_tokens, alone=alone, usable=usable, step_s=step_s)
+        if request.adapter is not None:
+            fleet.adapters.used(slot, request.adapter, now_s)
+        flight.weight = weight = fleet.weight_of(request.priority)
         fleet.in_flight[slot] += 1
+        self._weights[slot] = self._weights.get(slot, 0.0) + weight
         fleet.pending[slot] += 1
-        fleet.pending_tokens[slot] += flight.new_tokens
-        fleet.pending_s[slot] += flight.prefill_s
-        fleet.context_tokens[slot] += flight.context_tokens
-        fleet.output_tokens[slot] += flight.output_tokens
+        fleet.pending_weight[slot] += weight
+        fleet.pending_tokens[slot] += new_tokens
+        fleet.pending_s[slot] += prefill_s
+        fleet.context_tokens[slot] += context_tokens
+        fleet.output_tokens[slot] += output_tokens
         fleet.dispatches += 1
         fleet.last_used[slot] = fleet.dispatches
-        self._count_rates(slot, flight.prefill_s, now_s)
+        self._count_rates(slot, flight, now_s)
         if not request.stream:
+            self._hidden[slot] = self._hidden.get(slot, 0) + 1
             heapq.heappush(self._due, (now_s + fleet.pending_s[slot], request.id))
         self._changed(slot)
+
+    def _progress_s(self, slot: Slot, now_s: float) -> float:
+        """How long the prefill in progress has taken, as far as it was expected to take that long."""
+        return max(0.0, min(self.fleet.pending_s[slot], now_s - self.fleet.busy_since_s[slot]))
+
+    def _step_s(self, slot: Slot) -> float:
+        """Expected gap between two tokens of those that decode now."""
+        fleet = self.fleet
+        in_flight = fleet.in_flight[slot]
+        if not in_flight:
+            return 0.0
+        decoding = in_flight - fleet.pending[slot]
+        return fleet.learned.decode.seconds(slot, decoding, fleet.context_tokens[slot] * decoding / in_flight)
+
+    def _crowded(self, slot: Slot) -> bool:
+        """Whether memory is so full that prefills wait for it. Shared blocks count once."""
+        capacity = self.fleet.capacity_tokens[slot]
+        if capacity is None:
+            return False
+        active = self._active_tokens[slot] if slot < len(self._active_tokens) else 0
+        return active + self.fleet.output_tokens[slot] > MEMORY_DELAYS * capacity
 
     def _changed(self, slot: Slot) -> None:
         """Bring the columns up to date that follow from others."""
         self.touched.add(slot)
         fleet, decode = self.fleet, self.fleet.learned.decode
         fleet.requests[slot] = requests = fleet.in_flight[slot] + fleet.foreign[slot]
+        fleet.weight[slot] = weight = self._weights.get(slot, 0.0) + fleet.foreign[slot]
         fleet.next_step_s[slot] = decode.seconds(slot, requests + 1.0, fleet.context_tokens[slot])
-        fleet.next_step_token_s[slot] = decode.per_token[slot] * (requests + 1.0)
+        fleet.next_step_token_s[slot] = decode.per_token[slot] * (weight + 1.0)
 
-    def _count_rates(self, slot: Slot, prefill_s: float, now_s: float) -> None:
+    def _count_rates(self, slot: Slot, flight: Flight, now_s: float) -> None:
         fleet = self.fleet
         age_s = now_s - fleet.rates_origin_s
         if age_s > REBASE_AFTER_S:
@@ -312,15 +377,21 @@ class Pool:
             fleet.arrivals[:] = [value * factor for value in fleet.arrivals]
             fleet.work_s[:] = [value * factor for value in fleet.work_s]
             fleet.rates_origin_s, age_s = now_s, 0.0
-        weight = math.exp(age_s / RATE_WINDOW_S)
-        fleet.arrivals[slot] += weight
-        fleet.work_s[slot] += weight * prefill_s
+        present = math.exp(age_s / RATE_WINDOW_S)
+        fleet.arrivals[slot] += present * flight.weight
+        fleet.work_s[slot] += present * flight.prefill_s
 
     def _release_prefill(self, flight: Flight, slot: Slot) -> None:
         fleet = self.fleet
         fleet.pending[slot] -= 1
         fleet.pending_tokens[slot] -= flight.new_tokens
-        fleet.pending_s[slot] = max(0.0, fleet.pending_s[slot] - flight.prefill_s) if fleet.pending[slot] else 0.0
+        if fleet.pending[slot]:
+            fleet.pending_s[slot] = max(0.0, fleet.pending_s[slot] - flight.prefill_s)
+            fleet.pending_weight[slot] = max(0.0, fleet.pending_weight[slot] - flight.weight)
+        else:
+            fleet.pending_s[slot] = fleet.pending_weight[slot] = 0.0
+        if not flight.request.stream:
+            self._hidden[slot] -= 1
         flight.is_prefilling = False
         self.touched.add(slot)
 
@@ -332,14 +403,42 @@ class Pool:
             fleet.learned.abandoned(slot, last=fleet.pending[slot] == 1)
             self._release_prefill(flight, slot)
         fleet.in_flight[slot] -= 1
-        idle = fleet.in_flight[slot] == 0
-        for column, amount in (
-            (fleet.context_tokens, flight.context_tokens),
-            (fleet.output_tokens, flight.output_tokens),
-        ):
-            column[slot] = 0.0 if idle else max(0.0, column[slot] - amount)
+        if fleet.in_flight[slot]:
+            fleet.context_tokens[slot] = max(0.0, fleet.context_tokens[slot] - flight.context_tokens)
+            fleet.output_tokens[slot] = max(0.0, fleet.output_tokens[slot] - flight.output_tokens)
+            self._weights[slot] = max(0.0, self._weights[slot] - flight.weight)
+        else:
+            fleet.context_tokens[slot] = fleet.output_tokens[slot] = self._weights[slot] = 0.0
         flight.slot = None
         self._changed(slot)
+
+
+def _expect(flight: Flight, slot: Slot) -> None:
+    """Note what was predicted for `slot`: nothing, when it was no choice."""
+    flight.predicted_tokens, flight.credit_bucket, flight.is_certain, flight.sample = 0, AGE_BUCKETS, True, None
+    for choice, age_s, confirmed in zip(flight.choices, flight.ages_s, flight.confirmed, strict=True):
+        if choice.slot == slot:
+            flight.predicted_tokens, flight.credit_bucket = choice.cached_tokens, Credit.bucket(age_s)
+            flight.is_certain = confirmed >= choice.cached_tokens
+            return
+
+
+def outcome(flight: Flight, now_s: float, answer: Finished | None) -> Ended:
+    """Say what became of a dispatched request that ends now; `answer`: it was complete."""
+    first_token_s = flight.first_token_s if flight.request.stream else None
+    usage, token_s = None, None
+    if answer is not None and 200 <= answer.status < 300 and answer.slot == flight.slot:
+        usage = answer.usage
+        tokens = answer.chunks if usage is None or usage.output_tokens is None else usage.output_tokens - 1
+        if first_token_s is not None and tokens > 0:
+            token_s = (now_s - first_token_s) / tokens
+    return Ended(
+        slot=flight.slot,
+        first_token_s=None if first_token_s is None else first_token_s - flight.sent_s,
+        lasted_s=now_s - flight.sent_s,
+        token_s=token_s,
+        cached_tokens=None if usage is None else usage.cached_tokens,
+    )
 
 
 def padded(overlap: Overlap, slots: int) -> Overlap:

@@ -8,7 +8,7 @@ first and calls `hold` only for those it could not place.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
 from dataclasses import dataclass
 
 from warmfront.config import FlowConfig
@@ -39,7 +39,9 @@ class Flow:
         self._config = config
         self._queues: dict[str, dict[RequestId, Waiting]] = {}
         self._pool_of: dict[RequestId, str] = {}
-        self._stop_s: float | None = None
+        self._stop_s = math.inf
+        self._due_s = math.inf
+        """No request is due to be shed before this time, so that most steps need not look at all that wait."""
         self._mean_wait_s = WAIT_PRIOR_S
 
     def __contains__(self, request_id: RequestId) -> bool:
@@ -55,20 +57,23 @@ class Flow:
     def stop(self, at_s: float) -> None:
         """Let nothing wait beyond `at_s`."""
         self._stop_s = at_s
+        self._due_s = min(self._due_s, at_s)
 
     def add(self, request: Request, now_s: float, *, tried: list[Slot], attempts: int) -> None:
         """Put a request at the end of its pool's queue."""
         deadline_s = now_s + self._config.queue_timeout_s
         self._queues.setdefault(request.pool, {})[request.id] = Waiting(request, now_s, deadline_s, tried, attempts)
         self._pool_of[request.id] = request.pool
+        self._due_s = min(self._due_s, deadline_s, self._stop_s)
 
     def cancel(self, request_id: RequestId) -> bool:
         """Forget a request; return whether it waited."""
         pool = self._pool_of.pop(request_id, None)
         if pool is None:
             return False
-        del self._queues[pool][request_id]
-        if not self._queues[pool]:
+        queue = self._queues[pool]
+        del queue[request_id]
+        if not queue:
             del self._queues[pool]
         return True
 
@@ -91,20 +96,24 @@ class Flow:
         """Count a pool's waiting requests."""
         return len(self._queues.get(pool, {}))
 
-    def expired(self, now_s: float) -> Iterator[Waiting]:
+    def expired(self, now_s: float) -> list[Waiting]:
         """Take out every request whose time is up."""
-        stopped = self._stop_s is not None and now_s >= self._stop_s
-        for queue in list(self._queues.values()):
-            for waiting in [each for each in queue.values() if stopped or now_s >= each.deadline_s]:
-                self.cancel(waiting.request.id)
-                yield waiting
-
-    def overflowing(self, pool: str) -> Iterator[Waiting]:
-        """Take out the newest requests of a pool beyond its bound."""
-        queue = self._queues.get(pool, {})
-        for waiting in list(queue.values())[self._config.queue_max :]:
+        if now_s < self._due_s:
+            return []
+        everything = [waiting for queue in self._queues.values() for waiting in queue.values()]
+        stopped = now_s >= self._stop_s
+        over = [waiting for waiting in everything if stopped or now_s >= waiting.deadline_s]
+        for waiting in over:
             self.cancel(waiting.request.id)
-            yield waiting
+        self._due_s = min([self._stop_s, *(each.deadline_s for each in everything if each.deadline_s > now_s)])
+        return over
+
+    def overflowing(self, pool: str) -> list[Waiting]:
+        """Take out the newest requests of a pool beyond its bound."""
+        beyond = self.waiting(pool)[self._config.queue_max :]
+        for waiting in beyond:
+            self.cancel(waiting.request.id)
+        return beyond
 
     def retry_after_s(self) -> float:
         """Suggest when to come back: as long as served requests had to wait, within reason."""

@@ -11,6 +11,7 @@ an end may come twice. Such events are counted as strays and change nothing.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -53,6 +54,9 @@ from warmfront.types import (
 
 logger = logging.getLogger(__name__)
 
+PUBLISH_INTERVAL_S = 0.1
+"""Gauges are set no more often than this while events come, and at once when none do: a scrape sees no more."""
+
 
 class Router:
     """All pools, what is in flight, and who waits. Used from one thread."""
@@ -89,6 +93,7 @@ class Router:
         self._questions: list[Asked] = []
         self._refusals: list[Command] = []
         self._starved: set[str] = set()
+        self._published_s = -math.inf
         self._notes: dict[type[Any], Callable[[Any], None]] = {
             Arrived: self._arrived,
             Moved: self._moved,
@@ -114,24 +119,28 @@ class Router:
             Commands: exactly one `Dispatch` or `Shed` in all for each `Arrived` and each `Failed` that may be tried
             again, unless the client leaves first; one `Answered` for each `Asked`.
         """
+        notes = self._notes
         for event in events:
-            self._notes[type(event)](event)
+            notes[type(event)](event)
         for pool in self._pools.values():
             pool.fleet.now_s = self._now_s
             pool.assume_first_tokens(self._now_s)
         commands, self._refusals = self._refusals, []
-        commands += [self._shed(waiting, QueueTimeoutError.code) for waiting in self._flow.expired(self._now_s)]
-        for name in self._flow.pools():
-            self._serve(name, commands)
-        commands += [answer(question, self._state()) for question in self._questions]
-        self._questions.clear()
-        publish(self._meter, self._pools, self._flow)
+        if self._flow:
+            self._serve_waiting(commands)
+        if self._questions:
+            commands += [answer(question, self._state()) for question in self._questions]
+            self._questions.clear()
+        if not events or self._now_s - self._published_s >= PUBLISH_INTERVAL_S:
+            self._published_s = self._now_s
+            publish(self._meter, self._pools, self._flow)
         return commands
 
     # -- what happened
 
     def _at(self, time_s: float) -> None:
-        self._now_s = max(self._now_s, time_s)
+        if time_s > self._now_s:
+            self._now_s = time_s
 
     def _stray(self, kind: str) -> None:
         self._strays[kind] = self._strays.get(kind, 0) + 1
@@ -172,7 +181,7 @@ class Router:
             self._stray("finished")
             return
         slot = flight.slot
-        self._end(event.id)
+        self._end(event.id, event)
         if slot is not None and slot == event.slot and 200 <= event.status < 300:
             self._learn(pool, flight, slot, event)
 
@@ -251,10 +260,12 @@ class Router:
         pool = self._pool_of.get(request_id)
         return pool, None if pool is None else pool.flights.get(request_id)
 
-    def _end(self, request_id: RequestId) -> bool:
+    def _end(self, request_id: RequestId, answer: Finished | None = None) -> bool:
         pool = self._pool_of.pop(request_id, None)
         if pool is None:
             return False
+        flight = pool.flights[request_id]
+        self._decider.ended(flight, pool.fleet, self._now_s, answer)
         pool.end(request_id)
         self._index.release(request_id)
         return True
@@ -263,17 +274,31 @@ class Router:
         """Compare an answer with what was predicted, and take its length and duration into the averages."""
         usage, learned = event.usage, pool.fleet.learned
         output_tokens = None if usage is None else usage.output_tokens
+        if output_tokens is None and flight.request.stream:
+            output_tokens = event.chunks + 1  # engines send a chunk a token, or nearly so
         residence_s = None if flight.first_token_s is None else self._now_s - flight.first_token_s
         learned.finished(slot, output_tokens=output_tokens, residence_s=residence_s)
         name = pool.fleet.id[slot]
         if usage is None or name is None or flight.request.route == "load":
             return
-        predicted = flight.predicted.get(slot, 0)
-        if not pool.accuracy.setdefault(name, Accuracy(name)).add(flight.request, predicted, usage):
+        predicted = flight.predicted_tokens
+        accuracy = pool.accuracy.get(name)
+        if accuracy is None:
+            accuracy = pool.accuracy[name] = Accuracy(name)
+        if not accuracy.add(flight.request, predicted, usage):
             return
         reported = usage.cached_tokens or 0
+        if flight.sample is not None:
+            tokens = flight.request.prompt_tokens
+            learned.resolved(
+                slot,
+                flight.sample,
+                guessed=flight.new_tokens,
+                computed=max(1, tokens - reported),
+                prompt_tokens=tokens,
+            )
         learned.credit.learn(
-            pool.credit_bucket(flight, slot),
+            flight.credit_bucket,
             exact=pool.fleet.exact[slot],
             predicted_tokens=predicted,
             reported_tokens=reported,
@@ -283,6 +308,11 @@ class Router:
         self._meter.observe("warmfront_cached_tokens_error", (name,), reported - predicted)
 
     # -- what to do
+
+    def _serve_waiting(self, commands: list[Command]) -> None:
+        commands += [self._shed(waiting, QueueTimeoutError.code) for waiting in self._flow.expired(self._now_s)]
+        for name in self._flow.pools():
+            self._serve(name, commands)
 
     def _serve(self, name: str, commands: list[Command]) -> None:
         """Dispatch a pool's waiting requests in order until nothing can take the next one."""
@@ -296,8 +326,10 @@ class Router:
                 break
             commands.append(command)
         self._tell_starvation(pool)
-        code = ShedError.code if self._config.flow.queue_max else NoReplicaError.code
-        commands += [self._shed(waiting, code) for waiting in self._flow.overflowing(name)]
+        beyond = self._flow.overflowing(name)
+        if beyond:
+            code = ShedError.code if self._config.flow.queue_max else NoReplicaError.code
+            commands += [self._shed(waiting, code) for waiting in beyond]
 
     def _decide(self, waiting: Waiting, pool: Pool) -> Command | None:
         """Answer one request; `None` to hold it."""

@@ -20,6 +20,15 @@ published serving figures, named beside them. Read all as orders of magnitude; c
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from warmfront.errors import ConfigError
+
+SUFFIX = ".json"
+"""How the name of a preset file ends."""
 
 HOST_TOKEN_S = 5.5e-6
 """256 KiB of KV a token over PCIe 5 at 48 GB/s, of the 63 GB/s of its specification."""
@@ -252,8 +261,53 @@ PRESETS: dict[str, Preset] = {
 def preset(name: str, *, speed: float = 1.0) -> Preset:
     """Return a preset, made `speed` times as fast.
 
+    Args:
+        name: A key of `PRESETS`, or the path of a file that `save_preset` wrote; a path ends with `.json`.
+        speed: Above 1 is faster.
+
     Raises:
-        KeyError: There is none of this name.
+        ConfigError: There is none of this name, or the file is not a preset.
     """
-    found = PRESETS[name]
+    found = load_preset(Path(name)) if name.endswith(SUFFIX) else PRESETS.get(name)
+    if found is None:
+        raise ConfigError(f"no preset {name!r}; known: {', '.join(sorted(PRESETS))}, or the path of a {SUFFIX} file")
     return replace(found, latency=found.latency.faster(speed))
+
+
+class PresetFile(Struct, frozen=True, forbid_unknown_fields=True):
+    """What `save_preset` writes."""
+
+    source: str
+    """Where the constants come from, for whoever reads the file."""
+    preset: Preset
+
+
+def save_preset(path: Path, preset: Preset, *, source: str) -> None:
+    """Write a preset as JSON.
+
+    Raises:
+        ConfigError: The path would not be taken for a file, see `preset`.
+        OSError: It cannot be written.
+    """
+    if path.suffix != SUFFIX:
+        raise ConfigError(f"{path}: a preset file ends with {SUFFIX}")
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(PresetFile(source, preset)), indent=2) + b"\n")
+
+
+def load_preset(path: Path) -> Preset:
+    """Read what `save_preset` wrote.
+
+    Raises:
+        ConfigError: The file cannot be read, is not a preset, or has a constant that cannot be.
+    """
+    try:
+        found = msgspec.json.decode(path.read_bytes(), type=PresetFile).preset
+    except OSError as error:
+        raise ConfigError(f"cannot read preset {path}: {error.strerror}") from error
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"{path} is not a preset: {error}") from error
+    negative = [each.name for each in fields(found.latency) if getattr(found.latency, each.name) < 0]
+    negative += [name for name in ("kv_tokens", "max_batched_tokens", "max_sequences") if getattr(found, name) < 1]
+    if negative:
+        raise ConfigError(f"{path}: {negative[0]} is too small")
+    return found

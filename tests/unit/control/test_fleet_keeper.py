@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -14,7 +15,7 @@ from warmfront.clock import MonotonicClock
 from warmfront.config import Config, ControlConfig, FleetConfig, ServerConfig
 from warmfront.control.discovery.static import StaticDiscovery
 from warmfront.control.fleet import FleetKeeper, is_tokenizer
-from warmfront.control.verify import RENDER
+from warmfront.control.verify import RENDER, NotLoadedError, OpenTokenizer, Prompt
 from warmfront.types import FleetUpdate, TemplateOptions
 
 Start = Callable[[], Awaitable[RecordedEngine]]
@@ -143,11 +144,19 @@ async def test_servers_come_and_go_with_discovery(engine_server: Start, run: Run
     assert len(first.asked) <= asked + 5, "a server that is gone is not asked any more"
 
 
-def loader(prompt: Callable[[str, bytes], list[list[int]]]) -> Callable[[str, TemplateOptions], Any]:
-    return lambda path, template: prompt
+def opener(prompt: Prompt, refusals: int = 0) -> OpenTokenizer:
+    """Give `prompt`, once it was refused so many times."""
+    left = itertools.repeat(None, refusals)
+
+    async def open_tokenizer(path: str, template: TemplateOptions) -> Prompt:
+        for _ in left:
+            raise NotLoadedError("not yet")
+        return prompt
+
+    return open_tokenizer
 
 
-def ours(path: str, body: bytes) -> list[list[int]]:
+async def ours(path: str, body: bytes) -> list[list[int]]:
     return [[1, 2, 3]]
 
 
@@ -157,7 +166,7 @@ async def test_tokens_are_compared_once_for_each_engine_process(
     engine = await engine_server()
     engine.posts[RENDER] = lambda _: (200, {"token_ids": [1, 2, 4]})
     fleet = FleetConfig(tokenizer="/models/tiny")
-    running = run(engine, fleet=fleet, load_tokenizer=loader(ours))
+    running = run(engine, fleet=fleet, open_tokenizer=opener(ours))
     await until(lambda: running.keeper.checks.get(engine.url))
     await until(lambda: any("tokens mismatch" in note for note in running.last.pools[0].replicas[0].notes))
     assert [record.levelno for record in caplog.records if "tokens mismatch" in record.message] == [logging.WARNING]
@@ -171,12 +180,20 @@ async def test_tokens_are_compared_once_for_each_engine_process(
 
 
 async def test_a_tokenizer_that_cannot_be_loaded_is_said_and_the_pool_works(engine_server: Start, run: Run) -> None:
-    def fail(path: str, template: TemplateOptions) -> Any:
+    async def fail(path: str, template: TemplateOptions) -> Prompt:
         raise OSError("no such file")
 
-    running = run(await engine_server(), fleet=FleetConfig(tokenizer="/nowhere"), load_tokenizer=fail)
+    running = run(await engine_server(), fleet=FleetConfig(tokenizer="/nowhere"), open_tokenizer=fail)
     await until(lambda: running.updates and running.ready())
     await until(lambda: "cannot be loaded" in " ".join(running.last.pools[0].replicas[0].notes))
+
+
+async def test_a_tokenizer_that_is_still_being_loaded_is_asked_again(engine_server: Start, run: Run) -> None:
+    engine = await engine_server()
+    engine.posts[RENDER] = lambda _: (200, {"token_ids": [1, 2, 3]})
+    running = run(engine, fleet=FleetConfig(tokenizer="/models/tiny"), open_tokenizer=opener(ours, refusals=2))
+    await until(lambda: running.keeper.checks.get(engine.url))
+    assert running.keeper.checks[engine.url].state == "verified", "what could not be asked yet is not noted"
 
 
 async def test_looking_once_gives_the_whole_fleet(engine_server: Start, http: aiohttp.ClientSession) -> None:

@@ -1,11 +1,16 @@
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator
 from typing import Any
 
 import aiohttp
 import msgspec
-from conftest import RecordedEngine
-from warmfront.control.verify import CHATS, RENDER, TOKENIZE, TokenCheck, compare
+import pytest
+from conftest import FakeCore, RecordedEngine, until
+from warmfront.control.link import Link
+from warmfront.control.verify import CHAT, CHATS, RENDER, TOKENIZE, NotLoadedError, TokenCheck, compare, of_data_process
+from warmfront.types import TemplateOptions
 
 
 def ids_of(request: dict[str, Any]) -> list[int]:
@@ -13,13 +18,17 @@ def ids_of(request: dict[str, Any]) -> list[int]:
     return [ord(character) for message in request["messages"] for character in str(message["content"])]
 
 
-def ours(path: str, body: bytes) -> list[list[int]]:
+async def ours(path: str, body: bytes) -> list[list[int]]:
     return [ids_of(msgspec.json.decode(body))]
 
 
-def ours_with_one_wrong(path: str, body: bytes) -> list[list[int]]:
+async def ours_with_one_wrong(path: str, body: bytes) -> list[list[int]]:
     ids = ids_of(msgspec.json.decode(body))
     return [[*ids[:2], 0, *ids[3:]]]
+
+
+async def ours_cut_short(path: str, body: bytes) -> list[list[int]]:
+    return [ids_of(msgspec.json.decode(body))[:-1]]
 
 
 def rendered(request: dict[str, Any]) -> tuple[int, Any]:
@@ -63,7 +72,7 @@ async def test_other_ids_are_a_mismatch_that_says_where(engine: RecordedEngine, 
 
 async def test_a_shorter_prompt_is_a_mismatch_too(engine: RecordedEngine, http: aiohttp.ClientSession) -> None:
     engine.posts[RENDER] = rendered
-    found = await check(engine, http, lambda path, body: [ours(path, body)[0][:-1]])
+    found = await check(engine, http, ours_cut_short)
     assert found.state == "mismatch"
 
 
@@ -105,9 +114,58 @@ async def test_an_answer_that_is_no_json_leaves_the_tokens_unverified(
 async def test_a_tokenizer_of_ours_that_fails_leaves_the_tokens_unverified(
     engine: RecordedEngine, http: aiohttp.ClientSession
 ) -> None:
-    def failing(path: str, body: bytes) -> list[list[int]]:
+    async def failing(path: str, body: bytes) -> list[list[int]]:
         raise ValueError("template error")
 
     engine.posts[RENDER] = rendered
     found = await check(engine, http, failing)
     assert (found.state, found.reason) == ("unverified", "our tokenizer cannot render a plain chat: template error")
+
+
+@pytest.fixture
+async def link(core: FakeCore) -> AsyncIterator[Link]:
+    made = await Link.connect(core.path)
+    reading = asyncio.create_task(made.read())
+    await until(lambda: core.is_connected)
+    yield made
+    await made.close()
+    reading.cancel()
+    await asyncio.gather(reading, return_exceptions=True)
+
+
+async def test_the_data_process_gives_the_ids_of_the_tokenizer_that_is_named(core: FakeCore, link: Link) -> None:
+    core.answers["tokens"] = (200, b"[[1,2,3]]")
+    template = TemplateOptions(engine_version="0.32.0")
+    prompt = await of_data_process(link, timeout_s=5.0)("/models/tiny", template)
+    assert await prompt(CHAT, b'{"messages":[]}') == [[1, 2, 3]]
+    assert core.frames[-1]["path"] == CHAT
+    assert msgspec.json.decode(core.frames[-1]["payload"]) == {
+        "tokenizer": "/models/tiny",
+        "template": msgspec.to_builtins(template),
+        "body": '{"messages":[]}',
+    }
+
+
+async def test_a_tokenizer_that_is_not_loaded_is_no_result(
+    core: FakeCore, link: Link, engine: RecordedEngine, http: aiohttp.ClientSession
+) -> None:
+    engine.posts[RENDER] = rendered
+    open_tokenizer = of_data_process(link, timeout_s=5.0)
+    core.answers["tokens"] = (409, b"{}")
+    with pytest.raises(NotLoadedError):
+        await open_tokenizer("/models/tiny", TemplateOptions())
+    core.answers["tokens"] = (200, b"[[1]]")
+    prompt = await open_tokenizer("/models/tiny", TemplateOptions())
+    core.answers["tokens"] = (409, b"{}")
+    with pytest.raises(NotLoadedError):
+        await check(engine, http, prompt)
+
+
+async def test_a_chat_that_our_tokenizer_refuses_leaves_the_engine_unverified(
+    core: FakeCore, link: Link, engine: RecordedEngine, http: aiohttp.ClientSession
+) -> None:
+    engine.posts[RENDER] = rendered
+    core.answers["tokens"] = (422, b"no_template")
+    found = await check(engine, http, await of_data_process(link, timeout_s=5.0)("/models/tiny", TemplateOptions()))
+    assert (found.state, found.is_passing) == ("unverified", False)
+    assert "no_template" in found.reason

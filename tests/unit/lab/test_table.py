@@ -11,19 +11,19 @@ from warmfront.lab.table import tables
 
 GOLDEN = """\
 chat: title of chat, 4 requests/s
-policy              TTFT p99     goodput        ITL p99  TTFT p50  TTFT p90  end to end p99  hit rate  imbalance  failed
-marginal_cost  0.400 s  1.00  10.0  1.00  20.0 ms  1.00   0.100 s   0.200 s          5.00 s    50.0 %       1.25       0
-peer           0.500 s ▼0.80  10.0  1.00  20.0 ms  1.00   0.100 s   0.200 s          5.00 s    50.0 %       1.25       0
-slow           0.800 s ▼0.50  10.0  1.00  20.0 ms  1.00   0.100 s   0.200 s          5.00 s       0 %       1.25       0
+policy              TTFT p99     goodput        ITL p99  hit rate  failed  imbalance  TTFT p50  TTFT p90  end to end p99
+marginal_cost  0.400 s  1.00  10.0  1.00  20.0 ms  1.00    50.0 %       0       1.25   0.100 s   0.200 s          5.00 s
+peer           0.500 s ▼0.80  10.0  1.00  20.0 ms  1.00    50.0 %       0       1.25   0.100 s   0.200 s          5.00 s
+slow           0.800 s ▼0.50  10.0  1.00  20.0 ms  1.00       0 %       0       1.25   0.100 s   0.200 s          5.00 s
 TTFT p99: marginal_cost, 25 % ahead of peer
 goodput: 3 policies tie
 ITL p99: 3 policies tie
 
 chat: title of chat, 8 requests/s
-policy              TTFT p99     goodput        ITL p99  TTFT p50  TTFT p90  end to end p99  hit rate  imbalance  failed
-marginal_cost   1.00 s ▼0.80  12.0  1.00  20.0 ms  1.00   0.100 s   0.200 s          5.00 s    50.0 %       1.25       0
-peer           0.800 s  1.00  11.0 ▼0.91  25.0 ms ▼0.80   0.100 s   0.200 s          5.00 s    50.0 %       1.25       0
-slow             never ▼0.00  4.00 ▼0.33  50.0 ms ▼0.40   0.100 s   0.200 s          5.00 s    50.0 %       1.25       3
+policy              TTFT p99     goodput        ITL p99  hit rate  failed  imbalance  TTFT p50  TTFT p90  end to end p99
+marginal_cost   1.00 s ▼0.80  12.0  1.00  20.0 ms  1.00    50.0 %       0       1.25   0.100 s   0.200 s          5.00 s
+peer           0.800 s  1.00  11.0 ▼0.91  25.0 ms ▼0.80    50.0 %       0       1.25   0.100 s   0.200 s          5.00 s
+slow             never ▼0.00  4.00 ▼0.33  50.0 ms ▼0.40    50.0 %       3       1.25   0.100 s   0.200 s          5.00 s
 TTFT p99: peer, 25 % ahead of marginal_cost
 goodput: marginal_cost, 9 % ahead of peer
 ITL p99: marginal_cost, 25 % ahead of peer
@@ -42,10 +42,10 @@ slow                    0.296   0.00      2 of 6  TTFT p99, chat at 8
 """
 
 
-def printed(shown: Results) -> str:
+def printed(shown: Results, width: int = 200) -> str:
     text = io.StringIO()
-    console = Console(file=text, width=200, highlight=False, markup=False)
-    for part in tables(shown):
+    console = Console(file=text, width=width, highlight=False, markup=False)
+    for part in tables(shown, width=width):
         console.print(part)
     return "\n".join(line.rstrip() for line in text.getvalue().splitlines())
 
@@ -64,3 +64,11 @@ def test_one_policy_alone_has_no_ranking() -> None:
     text = printed(results(Cell("chat", "a", 4.0, figures())))
     assert "over all cells" not in text
     assert "TTFT p99: 0.500 s" in text
+
+
+def test_a_narrow_terminal_gets_fewer_columns_and_whole_cells() -> None:
+    text = printed(three_policies(), width=80)
+    assert "…" not in text
+    assert "marginal_cost  0.400 s  1.00  10.0  1.00  20.0 ms  1.00    50.0 %       0" in text
+    assert "end to end" not in text
+    assert "end to end" in printed(three_policies(), width=200)

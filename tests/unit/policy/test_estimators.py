@@ -4,7 +4,7 @@ import random
 
 import pytest
 from warmfront.config import CostConfig
-from warmfront.policy.estimators import Continuation, Credit, Learned
+from warmfront.policy.estimators import Continuation, Credit, Learned, Regret
 from warmfront.policy.latency import DecodeModel, PrefillModel
 from warmfront.types import Slot
 
@@ -94,11 +94,14 @@ def test_gaps_measured_during_much_prefill_teach_nothing_about_decoding() -> Non
     learned.grow()
     slot = Slot(0)
     learned.paced(slot, 0.0, gap_s=0.03, requests=4, context_tokens=1000)
-    learned.dispatched(slot, 0.1, new_tokens=8000, alone=True, usable=True)
-    learned.first_token(slot, 0.9, new_tokens=8000, prompt_tokens=8000, last=True)
-    learned.paced(slot, 1.0, gap_s=0.5, requests=4, context_tokens=1000)
+    for number in range(20):
+        learned.dispatched(slot, number + 0.1, new_tokens=8000, alone=True, usable=True)
+        learned.first_token(slot, number + 0.9, new_tokens=8000, prompt_tokens=8000, last=True)
+        learned.paced(slot, number + 1.0, gap_s=0.5, requests=4, context_tokens=1000)
     assert learned.decode.samples == 0
-    learned.paced(slot, 2.0, gap_s=0.02, requests=4, context_tokens=1000)
+    learned.paced(slot, 21.0, gap_s=0.02, requests=4, context_tokens=1000)  # may have begun in a prefill
+    assert learned.decode.samples == 0
+    learned.paced(slot, 22.0, gap_s=0.02, requests=4, context_tokens=1000)
     assert learned.decode.samples == 1
 
 
@@ -154,3 +157,137 @@ def test_expected_outputs_never_exceed_what_was_asked_for() -> None:
     learned = Learned(CostConfig())
     assert learned.expected_output_tokens(16) == 16
     assert learned.expected_output_tokens(None) == 200
+
+
+def regret(slots: int = 1) -> Regret:
+    made = Regret(CostConfig())
+    for _ in range(slots):
+        made.grow()
+    return made
+
+
+def test_evicted_blocks_that_nobody_wants_again_make_evictions_cheap() -> None:
+    made = regret(2)
+    for second in range(40):
+        made.follow(second, [1000 * second, 1000 * second], [0, 900 * second])
+    assert made.share[0] < 0.1
+    assert made.share[1] > 0.8
+
+
+def test_what_was_evicted_long_ago_is_forgotten() -> None:
+    made = regret()
+    evicted = regretted = 0
+    for second in range(200):
+        evicted += 1000
+        regretted += 1000 if second < 100 else 0
+        made.follow(float(second), [evicted], [regretted])
+    assert made.share[0] < 0.1
+
+
+def test_an_overlap_that_knows_no_evictions_is_passed_over() -> None:
+    made = regret()
+    made.follow(0.0, [50_000], [0])
+    made.follow(2.0, [0], [0])
+    made.follow(4.0, [50_000], [0])
+    assert made.share[0] == CostConfig().regret_prior
+
+
+def test_a_long_busy_period_is_judged_anew_at_each_cut() -> None:
+    learned = Learned(CostConfig())
+    learned.grow()
+    slot = Slot(0)
+    learned.dispatched(slot, 0.0, new_tokens=2000, alone=True, usable=False)
+    for number in range(1, 17):
+        learned.dispatched(slot, 0.0, new_tokens=2000, alone=False, usable=number > 1)
+        learned.first_token(slot, 0.2 * number, new_tokens=2000, prompt_tokens=2000, last=False, usable=True)
+    assert learned.prefill.samples == 1
+
+
+def test_a_gap_that_a_prefill_reaches_into_only_shows_that_steps_are_shorter() -> None:
+    learned = Learned(CostConfig())
+    learned.grow()
+    slot = Slot(0)
+    learned.paced(slot, 0.0, gap_s=0.02, requests=4, context_tokens=1000)
+    before = learned.decode.seconds(slot, 4, 1000)
+    for number in range(1, 20):  # one long prefill, not over yet, stretches every gap
+        learned.paced(slot, 0.25 * number, gap_s=0.4, requests=4, context_tokens=1000, progress_s=0.25 * number)
+    assert learned.decode.seconds(slot, 4, 1000) == before
+    for number in range(20, 120):  # even stretched gaps are shorter than what was expected
+        learned.paced(slot, 0.25 * number, gap_s=0.01, requests=4, context_tokens=1000, progress_s=0.25 * number)
+    assert learned.decode.seconds(slot, 4, 1000) < 0.0125
+
+
+def test_a_guess_at_cached_tokens_teaches_only_what_the_answer_confirms() -> None:
+    learned = Learned(CostConfig())
+    learned.grow()
+    slot = Slot(0)
+    learned.dispatched(slot, 0.0, new_tokens=700, alone=True, usable=True)
+    busy = learned.first_token(slot, 0.6, new_tokens=700, prompt_tokens=10_000, last=True, certain=False)
+    assert busy is not None
+    assert learned.prefill.samples == 0
+    learned.resolved(slot, busy, guessed=700, computed=10_000, prompt_tokens=10_000)
+    assert learned.prefill.samples == 1
+    assert learned.prefill.alpha * learned.prefill.scale[slot] < CostConfig().prefill_prior_s
+    assert busy.tokens == 10_000
+    assert busy.pairs == pytest.approx(10_000 * 5000)
+
+
+def test_what_was_known_for_certain_teaches_at_once() -> None:
+    learned = Learned(CostConfig())
+    learned.grow()
+    slot = Slot(0)
+    learned.dispatched(slot, 0.0, new_tokens=2000, alone=True, usable=True)
+    assert learned.first_token(slot, 0.2, new_tokens=2000, prompt_tokens=9000, last=True) is None
+    assert learned.prefill.samples == 1
+
+
+def test_decoding_in_the_same_steps_is_not_charged_to_the_tokens() -> None:
+    model = prefill_model([1.0], 0)
+    for _ in range(200):
+        model.sample(Slot(0), 2000 * ALPHA + 0.1, 2000, 2e6, decode_s=0.1)
+        model.sample(Slot(0), 700 * ALPHA + 0.3, 700, 2e5, decode_s=0.3)
+    assert model.seconds(Slot(0), 2000, 2000) == pytest.approx(2000 * ALPHA, rel=0.1)
+
+
+def test_a_replica_that_is_never_without_prefill_still_learns_its_steps() -> None:
+    rng = random.Random(3)
+    learned = Learned(CostConfig())
+    learned.grow()
+    slot = Slot(0)
+    for number in range(1, 1200):  # 40 % of each interval is prefill, and one is always going on
+        learned.dispatched(slot, 0.25 * number, new_tokens=900, alone=True, usable=False)
+        learned.first_token(slot, 0.25 * number + 0.1, new_tokens=900, prompt_tokens=900, last=False)
+        context = rng.randrange(100_000, 600_000)
+        gap_s = (0.012 + 4e-8 * context) / (1.0 - 900 * CostConfig().prefill_prior_s / 0.25)
+        learned.paced(slot, 0.25 * number + 0.2, gap_s=gap_s, requests=40, context_tokens=context, progress_s=0.05)
+    assert learned.decode.seconds(slot, 40, 500_000) == pytest.approx(0.012 + 4e-8 * 500_000, rel=0.1)
+
+
+def test_a_replica_that_decodes_slowly_is_told_from_the_others() -> None:
+    rng = random.Random(6)
+    model = DecodeModel(CostConfig())
+    for _ in range(3):
+        model.grow()
+    for number in range(3000):
+        slot, context = Slot(number % 3), rng.randrange(1000, 200_000)
+        model.sample(slot, (0.012 + 4e-8 * context) * (2.0 if slot == 2 else 1.0), 8, context)
+    for slot, factor in enumerate((1.0, 1.0, 2.0)):
+        assert model.seconds(Slot(slot), 8, 100_000) == pytest.approx(factor * 0.016, rel=0.05)
+
+
+def test_an_engine_that_decodes_thirty_times_slower_than_the_prior_is_learned_too() -> None:
+    model = DecodeModel(CostConfig())
+    model.grow()
+    for _ in range(60):
+        model.sample(Slot(0), 0.75, 4, 8000)
+    assert model.seconds(Slot(0), 4, 8000) == pytest.approx(0.75, rel=0.1)
+
+
+def test_what_load_adds_to_a_step_is_learned_from_the_first_minute() -> None:
+    model = DecodeModel(CostConfig())
+    model.grow()
+    for number in range(60):  # a fleet that fills up
+        context = 1000 + 1000 * number
+        model.sample(Slot(0), 0.014 + 5e-8 * context, number, context)
+    added = model.seconds(Slot(0), 120, 120_000) - model.seconds(Slot(0), 60, 60_000)
+    assert added == pytest.approx(5e-8 * 60_000, rel=0.4)

@@ -6,7 +6,8 @@ from collections import Counter
 import pytest
 from msgspec.structs import replace
 from support.routing import World, busy, replica
-from warmfront.types import FirstToken
+from warmfront.config import CostConfig, PolicyConfig
+from warmfront.types import Finished, FirstToken
 
 PREFIX = 77
 
@@ -271,3 +272,43 @@ def test_a_request_for_one_word_does_not_mind_slow_decoding() -> None:
     warm(world, 0)
     world.router._pools["m"].fleet.next_step_s[0] = 0.2
     assert world.slot(prefix_key=PREFIX, output_tokens_max=1) == 0
+
+
+def test_a_request_for_one_word_does_not_think_that_others_decode_one_word_too() -> None:
+    world = World(2)
+    for slot in (0, 1):
+        world.load(slot, 8, prompt_tokens=160)
+    short = world.costs(world.new(output_tokens_max=1))[0]
+    usual = world.costs(world.new(output_tokens_max=None))[0]
+    assert factor(short, "X") == pytest.approx(factor(usual, "X"))
+
+
+def test_a_first_token_later_than_the_limit_is_not_waited_for_while_the_fleet_has_room() -> None:
+    chosen = {}
+    for limit_s in (None, 0.5):
+        world = World(2, policy=PolicyConfig(cost=CostConfig(ttft_limit_s=limit_s, arrival_weight=40.0)))
+        for _ in range(40):
+            world.serve(prompt_tokens=160)
+        warm(world, 0, tokens=2000)
+        world.load(0, 1, prompt_tokens=5500)
+        chosen[limit_s] = world.slot(prefix_key=PREFIX, prompt_tokens=2000)
+    assert chosen == {None: 0, 0.5: 1}
+
+
+def test_prefill_is_learned_where_many_requests_share_memory() -> None:
+    world = World(1)
+    world.index.held[(0, PREFIX)] = 6000
+    for _ in range(40):
+        world.send(prefix_key=PREFIX, prompt_tokens=6800)
+    pool = world.router._pools["m"]
+    assert pool.fleet.context_tokens[0] > 200_000
+    assert not pool._crowded(pool.fleet.slot[0])
+
+
+def test_answers_without_usage_tell_their_length_by_their_chunks() -> None:
+    world = World(1)
+    for _ in range(200):
+        dispatch = world.send(output_tokens_max=None)
+        world.first_token(dispatch)
+        world.step(Finished(dispatch.id, world.now_s, dispatch.choices[0].slot, 200, None, 699))
+    assert world.router._pools["m"].fleet.learned.output_tokens > 600

@@ -366,7 +366,24 @@ def test_metrics_follow_the_ledger_down_to_zero() -> None:
     router.step([FleetChanged(2.0, fleet([]))])
     assert meter.gauges[("warmfront_replica_ready", name)] == 0
     router.step([Arrived(request(2))])
+    router.step([])
     assert meter.gauges[("warmfront_waiting_requests", ("m",))] == 1
+
+
+def test_gauges_wait_a_moment_while_events_come_and_end_right_when_none_do() -> None:
+    meter, index = Notebook(), PlainIndex()
+    index.slots = 1
+    router = Router(RouterConfig(), index, meter=meter)
+    name = (replica(0).replica.id,)
+    router.step([FleetChanged(0.0, fleet([replica(0)])), Arrived(request(1))])
+    router.step([Arrived(request(2, time_s=0.01))])
+    assert meter.gauges[("warmfront_replica_requests", name)] == 1
+    router.step([Arrived(request(3, time_s=0.2))])
+    assert meter.gauges[("warmfront_replica_requests", name)] == 3
+    for number in (1, 2, 3):
+        router.step([Cancelled(RequestId(number), 0.21)])
+    router.step([])
+    assert meter.gauges[("warmfront_replica_requests", name)] == 0
 
 
 def rows(world: World) -> list[dict[str, Any]]:

@@ -14,7 +14,7 @@ from warmfront.cli.engine import command
         (["--max-num-seqs", "64", "--max-num-batched-tokens", "32"], "max_sequences must not exceed"),
         (["--lora-modules", "nameless"], "expected NAME=PATH"),
         (["--speed", "0"], "0.0 is not in the range x>0"),
-        (["--preset", "abacus"], "is not one of"),
+        (["--preset", "abacus"], "no preset 'abacus'"),
     ],
 )
 def test_options_that_cannot_work_are_refused_with_a_reason(arguments: list[str], message: str) -> None:

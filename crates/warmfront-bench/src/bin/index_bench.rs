@@ -1,6 +1,6 @@
 //! Speed and size of the index: stored blocks per second from wire frames, lookup time, bytes per block and fact.
 //!
-//! `index_bench [--json] [--quick] [store] [lookup] [memory]`. One thread. Prints one line a measurement; with `--json` each is a JSON object.
+//! `index_bench [--json] [--quick] [store] [lookup] [dispatch] [memory]`. One thread. Prints one line a measurement; with `--json` each is a JSON object.
 //! Times are the best of several runs, since other work on the machine only ever adds. Sizes are resident memory.
 
 use std::fmt::Write as _;
@@ -31,7 +31,7 @@ fn main() {
     let has = |flag: &str| arguments.iter().any(|word| word == flag);
     let report = Report { json: has("--json") };
     let blocks = if has("--quick") { 1 << 17 } else { 1 << 20 };
-    let parts = ["store", "lookup", "memory"];
+    let parts = ["store", "lookup", "dispatch", "memory"];
     let all = !parts.iter().any(|part| has(part));
     if all || has("store") {
         for blocks_per_frame in [16, 64, 512] {
@@ -42,6 +42,11 @@ fn main() {
     if all || has("lookup") {
         lookups_by_shape(&report, blocks / 4);
         lookups_by_index_size(&report, blocks);
+    }
+    if all || has("dispatch") {
+        for (feed, capacity) in [(Feed::Exact, None), (Feed::Approximate, None), (Feed::Approximate, Some(100_000))] {
+            dispatches(&report, feed, capacity);
+        }
     }
     if all || has("memory") {
         sizes(&report, blocks / 2);
@@ -252,6 +257,53 @@ fn lookup_us(index: &Index, hashes: &[SeqHash]) -> f64 {
         })
     });
     best.fold(f64::MAX, f64::min) / 20.0 * 1e6
+}
+
+/// Dispatches of prompts of 100,000 tokens: one again and again, and prompts that share four fifths with one another and end
+/// anew, eight in flight at a time.
+fn dispatches(report: &Report, feed: Feed, capacity_blocks: Option<u64>) {
+    const BLOCKS: usize = 6_250;
+    const COUNT: usize = 64;
+    let index = Index::new(IndexOptions { block_size: BLOCK_SIZE as u32, seed: 7, ..IndexOptions::default() });
+    index.add_slot(0, feed, capacity_blocks);
+    let mut random = Random(95);
+    let shared = random.tokens(BLOCKS / 5 * 4 * BLOCK_SIZE);
+    let prompts: Vec<Vec<SeqHash>> = (0..COUNT)
+        .map(|_| {
+            let mut prompt = shared.clone();
+            prompt.extend(random.tokens(BLOCKS / 5 * BLOCK_SIZE));
+            index.hasher().chain(&prompt, &BlockExtras::default())
+        })
+        .collect();
+    let dispatch = |at: usize, hashes: &[SeqHash]| {
+        index.dispatched(at as u64, std::hint::black_box(hashes), 0, 0.0);
+        if let Some(before) = at.checked_sub(8) {
+            index.released(before as u64);
+        }
+    };
+    let fresh_s = seconds(|| {
+        for (at, hashes) in prompts.iter().enumerate() {
+            dispatch(at, hashes);
+        }
+    });
+    let again_s = (0..7).map(|round| {
+        seconds(|| {
+            for at in 0..COUNT {
+                dispatch((round + 1) * COUNT + at, &prompts[COUNT - 1]);
+            }
+        })
+    });
+    let us = |seconds: f64| seconds / COUNT as f64 * 1e6;
+    report.line(
+        "dispatch",
+        &[
+            ("approximate", f64::from(u8::from(feed == Feed::Approximate))),
+            ("capacity_blocks", capacity_blocks.unwrap_or(0) as f64),
+            ("blocks", BLOCKS as f64),
+            ("fifth_new_us", us(fresh_s)),
+            ("again_us", us(again_s.fold(f64::MAX, f64::min))),
+        ],
+    );
 }
 
 fn lookups_by_shape(report: &Report, background: usize) {

@@ -62,6 +62,8 @@ pub async fn serve(listener: TcpListener, front: Arc<Front>, stop: Stop) {
     let connections_max = front.config.connections_max;
     let open = front.metrics.gauge("warmfront_connections", &[]);
     let mut connections = JoinSet::new();
+    let mailbox = Arc::clone(front.mailbox());
+    let carrier = tokio::spawn(async move { mailbox.carry().await });
     let mut sweep = tokio::time::interval(front.upstream.idle_timeout());
     let mut stopped = pin!(stop.wait());
     let mut failures = 0_u64;
@@ -103,6 +105,8 @@ pub async fn serve(listener: TcpListener, front: Arc<Front>, stop: Stop) {
     }
     connections.shutdown().await;
     open.set(0.0);
+    carrier.abort();
+    note_end(carrier.await);
 }
 
 fn note_end(ended: Result<(), tokio::task::JoinError>) {

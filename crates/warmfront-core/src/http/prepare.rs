@@ -41,7 +41,7 @@ pub struct Ask {
     pub time_s: f64,
     /// `None`: routed by load.
     pub endpoint: Option<Endpoint>,
-    pub headers: HeaderMap,
+    pub headers: Arc<HeaderMap>,
     pub body: Bytes,
 }
 

@@ -12,7 +12,8 @@ use arc_swap::ArcSwap;
 use bytes::Bytes;
 use http::header::{ALLOW, CONTENT_LENGTH, HOST, HeaderName, HeaderValue};
 use http::request::Parts;
-use http::{HeaderMap, Method, Request, Response, StatusCode};
+use http::response::Parts as Answered;
+use http::{HeaderMap, Method, Request, Response, StatusCode, Uri};
 use http_body_util::Full;
 use hyper::body::Incoming;
 
@@ -65,6 +66,10 @@ impl Front {
     ) -> Self {
         let upstream = Upstream::new(upstream, Arc::clone(&metrics));
         Self { config, metrics, upstream, fleet, mailbox, requests, preparer, id_seed: RandomState::new() }
+    }
+
+    pub(super) fn mailbox(&self) -> &Arc<Mailbox> {
+        &self.mailbox
     }
 }
 
@@ -151,13 +156,15 @@ impl From<BodyError> for Refused {
 /// Sends a request to an engine and gives back its answer, or an error of our own.
 async fn forward(front: &Arc<Front>, request: Request<Incoming>, endpoint: Option<Endpoint>) -> Response<Reply> {
     let account = Account::open(&front.metrics, front.mailbox.clock());
-    let (parts, incoming) = request.into_parts();
+    let (Parts { method, uri, headers, .. }, incoming) = request.into_parts();
     let id = front.mailbox.next_id();
-    let request_id = headers::request_id(&parts.headers, fresh_id(&front.id_seed, id));
+    let request_id = headers::request_id(&headers, fresh_id(&front.id_seed, id));
     let shape = endpoint.map_or_else(Shape::default, Shape::of);
     let mut journey = Journey {
         front,
-        parts,
+        method,
+        uri,
+        headers: Arc::new(headers),
         endpoint,
         shape,
         request_id: request_id.clone(),
@@ -190,7 +197,9 @@ fn fresh_id(seed: &RandomState, id: u64) -> u64 {
 /// One request on its way.
 struct Journey<'a> {
     front: &'a Arc<Front>,
-    parts: Parts,
+    method: Method,
+    uri: Uri,
+    headers: Arc<HeaderMap>,
     endpoint: Option<Endpoint>,
     shape: Shape,
     request_id: HeaderValue,
@@ -219,7 +228,7 @@ impl Journey<'_> {
             id,
             time_s: front.mailbox.clock().now_s(),
             endpoint: self.endpoint,
-            headers: self.parts.headers.clone(),
+            headers: Arc::clone(&self.headers),
             body: body.clone(),
         };
         let Prepared { facts, prompt } = front.preparer.prepare(front.fleet.load_full(), ask).await?;
@@ -238,8 +247,7 @@ impl Journey<'_> {
     }
 
     fn check_headers(&self) -> Result<(), Refused> {
-        let headers = &self.parts.headers;
-        let bytes: usize = headers.iter().map(|(name, value)| name.as_str().len() + value.len() + 4).sum();
+        let bytes: usize = self.headers.iter().map(|(name, value)| name.as_str().len() + value.len() + 4).sum();
         if bytes > self.front.config.header_bytes_max {
             return Err(Refused::new(HEADERS_TOO_LARGE, "The request header is too large.", End::Invalid));
         }
@@ -316,7 +324,7 @@ impl Journey<'_> {
 
     /// The client's request as this replica gets it: the same bytes under the headers of the next hop.
     fn engine_request(&self, replica: &Replica, body: &Bytes) -> Request<Full<Bytes>> {
-        let mut headers = headers::for_engine(&self.parts.headers);
+        let mut headers = headers::for_engine(&self.headers);
         set(&mut headers, HOST, HeaderValue::try_from(replica.authority.as_str()).ok());
         set(&mut headers, headers::REQUEST_ID, Some(self.request_id.clone()));
         set(&mut headers, headers::RANK, replica.rank.map(HeaderValue::from));
@@ -325,21 +333,24 @@ impl Journey<'_> {
             headers.insert(name, value.clone());
         }
         let mut request = Request::new(Full::new(body.clone()));
-        *request.method_mut() = self.parts.method.clone();
+        *request.method_mut() = self.method.clone();
         *request.uri_mut() = self.engine_uri();
         *request.headers_mut() = headers;
         request
     }
 
     /// Path and query alone, the path as the table spells it.
-    fn engine_uri(&self) -> http::Uri {
-        let uri = &self.parts.uri;
+    fn engine_uri(&self) -> Uri {
+        let uri = &self.uri;
         let path = routes::canonical(uri.path());
+        if uri.authority().is_none() && path.len() == uri.path().len() {
+            return uri.clone(); // as almost every client writes it
+        }
         let text = match uri.query() {
             Some(query) => format!("{path}?{query}"),
             None => path.to_owned(),
         };
-        http::Uri::try_from(text).expect("a part of a URI is a URI")
+        Uri::try_from(text).expect("a part of a URI is a URI")
     }
 
     /// Hands the answer and everything that ends with it to the body of the response.
@@ -354,7 +365,8 @@ impl Journey<'_> {
         let account = self.account.take().expect("handed on once");
         note_dispatch(&account, choice, sent);
         let front = self.front;
-        let mut headers = headers::for_client(answered.status(), answered.headers());
+        let (Answered { status, headers, .. }, ()) = answered.into_parts();
+        let mut headers = headers::for_client(status, headers);
         if front.config.expose_headers {
             set(&mut headers, headers::REPLICA, HeaderValue::try_from(replica.id.as_str()).ok());
             set(&mut headers, headers::PREDICTED, Some(HeaderValue::from(choice.cached_tokens)));
@@ -366,7 +378,6 @@ impl Journey<'_> {
             shape: self.shape,
             request_id: self.request_id.to_str().unwrap_or_default().to_owned(),
         };
-        let status = answered.status();
         let pace = front.mailbox.pace(&sent.pool, choice.slot);
         let clock = front.mailbox.clock();
         let relay = Relay::new(exchange, (status.as_u16(), &headers), (flight, account, route), (clock, pace));

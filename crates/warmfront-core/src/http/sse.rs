@@ -6,7 +6,8 @@
 //! `"usage"` cannot occur inside a string (its quotes would be escaped), so looking for them is safe.
 
 use memchr::{memchr_iter, memmem};
-use serde_json::Value;
+use serde::Deserialize;
+use serde_json::value::RawValue;
 
 use crate::mailbox::Usage;
 
@@ -219,27 +220,56 @@ fn note_usage(text: &[u8], usage: &mut Option<Usage>) {
         if rest.first() != Some(&b'{') {
             continue; // null, as in most chunks
         }
-        if let Some(Ok(value)) = serde_json::Deserializer::from_slice(rest).into_iter::<Value>().next() {
-            merge_usage(&value, usage);
+        if let Some(Ok(counts)) = serde_json::Deserializer::from_slice(rest).into_iter::<Counts<'_>>().next() {
+            merge_usage(counts.usage(), usage);
         }
     }
 }
 
-/// Chat and completions (vLLM, `SGLang`), Responses, and Anthropic Messages each spell the counts differently.
-fn merge_usage(value: &Value, usage: &mut Option<Usage>) {
-    const PROMPT: [&str; 2] = ["/prompt_tokens", "/input_tokens"];
-    const OUTPUT: [&str; 2] = ["/completion_tokens", "/output_tokens"];
-    const CACHED: [&str; 4] = [
-        "/prompt_tokens_details/cached_tokens",
-        "/input_tokens_details/cached_tokens",
-        "/cache_read_input_tokens",
-        "/cached_tokens",
-    ];
-    let count = |paths: &[&str]| {
-        let value = paths.iter().find_map(|path| value.pointer(path)?.as_u64())?;
-        Some(u32::try_from(value).unwrap_or(u32::MAX))
-    };
-    let found = Usage { prompt_tokens: count(&PROMPT), cached_tokens: count(&CACHED), output_tokens: count(&OUTPUT) };
+/// A usage object, its values unread. Chat and completions (vLLM, `SGLang`), Responses, and Anthropic Messages each spell
+/// the counts differently.
+#[derive(Deserialize)]
+struct Counts<'a> {
+    #[serde(borrow)]
+    prompt_tokens: Option<&'a RawValue>,
+    input_tokens: Option<&'a RawValue>,
+    completion_tokens: Option<&'a RawValue>,
+    output_tokens: Option<&'a RawValue>,
+    prompt_tokens_details: Option<&'a RawValue>,
+    input_tokens_details: Option<&'a RawValue>,
+    cache_read_input_tokens: Option<&'a RawValue>,
+    cached_tokens: Option<&'a RawValue>,
+}
+
+#[derive(Deserialize)]
+struct Details<'a> {
+    #[serde(borrow)]
+    cached_tokens: Option<&'a RawValue>,
+}
+
+impl Counts<'_> {
+    fn usage(&self) -> Usage {
+        let in_details = |details: Option<&RawValue>| {
+            serde_json::from_str::<Details<'_>>(details?.get()).ok().and_then(|details| count(details.cached_tokens))
+        };
+        Usage {
+            prompt_tokens: count(self.prompt_tokens).or_else(|| count(self.input_tokens)),
+            cached_tokens: in_details(self.prompt_tokens_details)
+                .or_else(|| in_details(self.input_tokens_details))
+                .or_else(|| count(self.cache_read_input_tokens))
+                .or_else(|| count(self.cached_tokens)),
+            output_tokens: count(self.completion_tokens).or_else(|| count(self.output_tokens)),
+        }
+    }
+}
+
+/// A value that is a whole number; anything else counts as absent.
+fn count(value: Option<&RawValue>) -> Option<u32> {
+    let number: u64 = value?.get().parse().ok()?;
+    Some(u32::try_from(number).unwrap_or(u32::MAX))
+}
+
+fn merge_usage(found: Usage, usage: &mut Option<Usage>) {
     if found == Usage::default() {
         return;
     }
@@ -341,6 +371,15 @@ mod tests {
         let seen: Vec<Seen> = body.as_bytes().chunks(9_000).map(|chunk| observer.chunk(chunk)).collect();
         assert!(seen[0].first_token && !seen[1].first_token);
         assert_eq!(observer.usage(), Some(usage(5, None, 1)));
+    }
+
+    #[test]
+    fn a_count_that_is_no_whole_number_counts_as_absent() {
+        let mut usage = None;
+        note_usage(br#""usage":{"prompt_tokens":"7","input_tokens":3,"completion_tokens":2.5,"x":[{}]}"#, &mut usage);
+        note_usage(br#""usage":{"prompt_tokens_details":null,"cached_tokens":9999999999}"#, &mut usage);
+        let expected = Usage { prompt_tokens: Some(3), cached_tokens: Some(u32::MAX), output_tokens: None };
+        assert_eq!(usage, Some(expected));
     }
 
     #[test]

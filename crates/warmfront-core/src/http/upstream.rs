@@ -104,7 +104,7 @@ pub(crate) struct Upstream {
 #[derive(Debug)]
 struct Server {
     authority: String,
-    idle: Mutex<VecDeque<(Link, Instant)>>,
+    idle: Mutex<VecDeque<(Box<Link>, Instant)>>,
     idle_max: usize,
     open: Gauge,
 }
@@ -166,7 +166,7 @@ impl Upstream {
     }
 
     /// The most recently used idle connection that is still alive.
-    fn idle_link(&self, server: &Server) -> Option<Link> {
+    fn idle_link(&self, server: &Server) -> Option<Box<Link>> {
         let now = Instant::now();
         loop {
             let (mut link, since) = server.idle.lock().pop_back()?;
@@ -176,7 +176,7 @@ impl Upstream {
         }
     }
 
-    async fn connect(&self, server: &Arc<Server>) -> Result<Link, UpstreamError> {
+    async fn connect(&self, server: &Arc<Server>) -> Result<Box<Link>, UpstreamError> {
         let limit = Duration::from_secs_f64(self.config.connect_timeout_s);
         let socket = match tokio::time::timeout(limit, TcpStream::connect(&server.authority)).await {
             Ok(connected) => connected.map_err(UpstreamError::Connect)?,
@@ -192,12 +192,12 @@ impl Upstream {
             .handshake(TokioIo::new(socket))
             .await
             .map_err(|_| UpstreamError::Unsent)?;
-        Ok(Link { sender, driver, written, look, quiet: Quiet::new(), server: Arc::clone(server) })
+        Ok(Box::new(Link { sender, driver, written, look, quiet: Quiet::new(), server: Arc::clone(server) }))
     }
 
     async fn send(
         &self,
-        mut link: Link,
+        mut link: Box<Link>,
         request: Request<Full<Bytes>>,
     ) -> Result<(Response<()>, Exchange), UpstreamError> {
         let limit = Duration::from_secs_f64(self.config.first_byte_timeout_s);
@@ -214,7 +214,7 @@ impl Upstream {
     }
 }
 
-/// A connection to an engine and hyper's two ends of it.
+/// A connection to an engine and hyper's two ends of it. More than a kilobyte: passed around in a box.
 struct Link {
     sender: SendRequest<Full<Bytes>>,
     driver: Connection<TokioIo<Counted>, Full<Bytes>>,
@@ -280,7 +280,7 @@ impl Link {
     }
 
     /// Puts the connection back for reuse, if it can take another request.
-    fn put_back(mut self) {
+    fn put_back(mut self: Box<Self>) {
         if !self.is_alive() {
             return;
         }
@@ -295,7 +295,7 @@ impl Link {
 /// The body of an engine's answer and the connection it comes from.
 #[derive(Debug)]
 pub(crate) struct Exchange {
-    link: Option<Link>,
+    link: Option<Box<Link>>,
     incoming: Incoming,
     /// Of the body, where the engine announced it.
     length: Option<u64>,

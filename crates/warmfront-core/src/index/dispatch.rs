@@ -1,19 +1,20 @@
 //! Our own dispatches: blocks in use, predictions, and what makes predictions end.
 //!
 //! A prediction ends when an event confirms it, when its time is up, when the slot's capacity is used up (approximate
-//! feed), or when the request turns out never to have been computed. Its time does not run while a request in flight uses
-//! the block: a queue in front of an engine may be longer than any fixed time.
+//! feed), or when the request turns out never to have been computed. Time and capacity work on whole prompts: a block is
+//! predicted no longer than a dispatched prompt *covers* it, and a repeated dispatch moves one row, not its blocks. The time
+//! of a prompt does not run while a request with it is in flight: a queue in front of an engine may be longer than any
+//! fixed time.
 
 use std::collections::VecDeque;
 
 use super::arena::Node;
 use super::hash::FastMap;
+use super::path::Path;
+use super::recent::ROWS_MAX;
 use super::{Feed, State};
 use crate::block::SeqHash;
 use crate::mailbox::{RequestId, Slot};
-
-/// Marks a node of a request in flight whose prediction that request made.
-const FRESH: Node = 1 << 31;
 
 /// Prefixes for which the last dispatch is remembered.
 const AGES_MAX: usize = 65_536;
@@ -23,16 +24,11 @@ const AGES_MAX: usize = 65_536;
 pub(super) const AGE_BLOCKS: usize = 64;
 
 /// A dispatched request.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub(super) struct InFlight {
     pub(super) slot: Slot,
-    nodes: Box<[Node]>,
-}
-
-impl InFlight {
-    pub(super) fn bytes(&self) -> usize {
-        self.nodes.len() * 4 + size_of::<Self>()
-    }
+    /// Row of its prompt among those dispatched to the slot; `None`: it has no full block.
+    row: Option<u32>,
 }
 
 /// When prefixes were last dispatched, by sequence hash and slot.
@@ -85,36 +81,42 @@ impl State {
         if self.slot(slot).is_none() {
             return;
         }
-        self.regret(hashes, slot);
-        if let Some(frontier) = self.frontier(hashes) {
+        let nodes = self.nodes(hashes);
+        self.regret(&nodes, slot);
+        if let Some(frontier) = self.frontier(&nodes) {
             self.ages.note(hashes[frontier - 1].0, slot, now_s);
         }
         if let Some(last) = hashes.last() {
             self.ages.note(last.0, slot, now_s);
         }
-        let mut nodes = self.use_blocks(hashes, slot);
-        self.predict(&mut nodes, slot, now_s);
-        self.in_flight.insert(id, InFlight { slot, nodes: nodes.into() });
+        self.predict(&nodes, slot, now_s);
+        let row = nodes.last().and_then(|end| self.use_prompt(*end, &nodes, slot, now_s));
+        self.in_flight.insert(id, InFlight { slot, row });
         self.keep_capacity(slot);
         self.keep_room();
     }
 
+    fn nodes(&mut self, hashes: &[SeqHash]) -> Vec<Node> {
+        let mut likely = 0;
+        let node = |hash: &SeqHash| {
+            let node = self.arena.find_or_make(hash.0, likely);
+            likely = node + 1;
+            node
+        };
+        hashes.iter().map(node).collect()
+    }
+
     /// Counts the evicted blocks that this request needs and that its replica does not hold.
-    fn regret(&mut self, hashes: &[SeqHash], slot: Slot) {
+    fn regret(&mut self, nodes: &[Node], slot: Slot) {
         if self.ghosts.is_empty() {
             return;
         }
-        let mut likely = 0;
-        for hash in hashes {
-            let node = self.arena.find(hash.0, likely);
-            if let Some(node) = node {
-                likely = node + 1;
-                if self.is_on_device(slot, node) {
-                    continue;
-                }
+        for node in nodes {
+            if self.is_on_device(slot, *node) {
+                continue;
             }
             let slots = &mut self.slots;
-            self.ghosts.take(hash.0, |evicter| {
+            self.ghosts.take(self.arena.seq(*node), |evicter| {
                 if let Some(Some(state)) = slots.get_mut(evicter as usize) {
                     state.stats.regretted += 1;
                 }
@@ -127,95 +129,134 @@ impl State {
         self.arena.planes.predicted.get(self.arena.stride(), node, slot) || (!is_stale && self.is_confirmed(slot, node))
     }
 
-    fn use_blocks(&mut self, hashes: &[SeqHash], slot: Slot) -> Vec<Node> {
-        let stride = self.arena.stride();
-        let mut nodes = Vec::with_capacity(hashes.len());
-        let mut likely = 0;
-        for hash in hashes {
-            let node = self.arena.find_or_make(hash.0, likely);
-            likely = node + 1;
-            nodes.push(node);
-            let Some(state) = self.slots.get_mut(slot as usize).and_then(Option::as_mut) else { continue };
-            if self.arena.planes.active.set(stride, node, slot) {
-                *state.users.entry(node).or_insert(0) += 1;
-            } else {
-                state.stats.active += 1;
-            }
-        }
-        nodes
-    }
-
-    /// Predicts every block that is not confirmed already, the last block first: engines evict a sequence from its tail.
-    fn predict(&mut self, nodes: &mut [Node], slot: Slot, now_s: f64) {
+    /// Predicts every block that is not confirmed already.
+    fn predict(&mut self, nodes: &[Node], slot: Slot, now_s: f64) {
         let stride = self.arena.stride();
         let Some((is_stale, feed)) = self.slot(slot).map(|state| (state.stale, state.feed)) else { return };
         self.next_expiry_s = self.next_expiry_s.min(now_s + self.ttl_s(feed));
-        for entry in nodes.iter_mut().rev() {
-            let node = *entry;
-            if !is_stale && self.is_confirmed(slot, node) {
-                continue;
+        let mut made = 0;
+        for node in nodes {
+            if is_stale || !self.is_confirmed(slot, *node) {
+                made += u64::from(!self.arena.planes.predicted.set(stride, *node, slot));
             }
-            self.arena.planes.predicted.set(stride, node, slot);
-            let Some(state) = self.slots.get_mut(slot as usize).and_then(Option::as_mut) else { return };
-            if state.recent.touch(node, now_s) {
-                state.stats.predicted += 1;
-                state.stats.predictions += 1;
-                self.facts += 1;
-                *entry |= FRESH;
-            }
+        }
+        self.facts += made;
+        if let Some(state) = self.slot_mut(slot) {
+            state.stats.predicted += made;
+            state.stats.predictions += made;
         }
     }
 
+    /// Makes the prompt the newest of those dispatched to the slot, and its blocks active. Returns its row.
+    fn use_prompt(&mut self, end: Node, nodes: &[Node], slot: Slot, now_s: f64) -> Option<u32> {
+        let stride = self.arena.stride();
+        let state = self.slots.get_mut(slot as usize).and_then(Option::as_mut)?;
+        let row = if let Some(row) = state.recent.find(end) {
+            state.recent.touch(row, now_s);
+            row
+        } else {
+            let path = Path::new(nodes);
+            state.covered.add(&mut self.arena.planes.covered, stride, &path, slot);
+            state.recent.add(path, now_s)
+        };
+        let prompt = state.recent.row_mut(row);
+        prompt.dispatches += 1;
+        prompt.in_flight += 1;
+        if prompt.in_flight == 1 {
+            let added = state.active.add(&mut self.arena.planes.active, stride, &prompt.path, slot);
+            state.stats.active += u64::from(added);
+        }
+        if state.recent.len() > ROWS_MAX
+            && let Some(oldest) = state.recent.oldest()
+        {
+            self.drop_prompt(slot, oldest);
+        }
+        Some(row)
+    }
+
     pub(super) fn released(&mut self, id: RequestId) {
-        if let Some(request) = self.in_flight.remove(&id) {
-            for entry in &request.nodes {
-                self.stop_using(request.slot, entry & !FRESH);
-            }
+        if let Some(InFlight { slot, row: Some(row) }) = self.in_flight.remove(&id) {
+            self.stop_using(slot, row);
         }
     }
 
     pub(super) fn withdrawn(&mut self, id: RequestId) {
-        let Some(request) = self.in_flight.remove(&id) else { return };
-        let stride = self.arena.stride();
-        for entry in &request.nodes {
-            let node = entry & !FRESH;
-            let shared = self.slot(request.slot).is_some_and(|state| state.users.contains_key(&node));
-            if entry & FRESH != 0 && !shared && self.arena.planes.predicted.clear(stride, node, request.slot) {
-                self.forget_recent(request.slot, node);
-            }
-            self.stop_using(request.slot, node);
+        let Some(InFlight { slot, row: Some(row) }) = self.in_flight.remove(&id) else { return };
+        let Some(state) = self.slot_mut(slot) else { return };
+        let prompt = state.recent.row_mut(row);
+        prompt.dispatches -= 1;
+        let is_void = prompt.dispatches == 0 && state.recent.is_listed(row);
+        self.stop_using(slot, row);
+        if is_void {
+            self.drop_prompt(slot, row);
         }
     }
 
-    fn stop_using(&mut self, slot: Slot, node: Node) {
+    fn stop_using(&mut self, slot: Slot, row: u32) {
         let stride = self.arena.stride();
         let Some(state) = self.slots.get_mut(slot as usize).and_then(Option::as_mut) else { return };
-        if let Some(users) = state.users.get_mut(&node) {
-            *users -= 1;
-            if *users == 0 {
-                state.users.remove(&node);
+        let prompt = state.recent.row(row);
+        let path = (prompt.in_flight == 1).then(|| prompt.path.clone());
+        state.recent.stop_using(row);
+        let Some(path) = path else { return };
+        for node in path.backwards(path.len()) {
+            if !state.active.leave(&mut self.arena.planes.active, stride, node, slot) {
+                return;
             }
-            return;
-        }
-        if self.arena.planes.active.clear(stride, node, slot) {
             state.stats.active -= 1;
             self.arena.release(node);
         }
     }
 
-    fn forget_recent(&mut self, slot: Slot, node: Node) {
-        if let Some(state) = self.slot_mut(slot)
-            && state.recent.drop(node)
-        {
-            state.stats.predicted -= 1;
-            self.facts -= 1;
+    /// Forgets a dispatched prompt: blocks that no other one covers are no longer predicted. Returns the predictions that
+    /// ended so.
+    fn drop_prompt(&mut self, slot: Slot, row: u32) -> u64 {
+        let stride = self.arena.stride();
+        let Some(state) = self.slots.get_mut(slot as usize).and_then(Option::as_mut) else { return 0 };
+        let (path, covered) = (state.recent.row(row).path.clone(), state.recent.row(row).covered);
+        state.recent.unlist(row);
+        let mut ended = 0;
+        for node in path.backwards(covered) {
+            let Some(state) = self.slots.get_mut(slot as usize).and_then(Option::as_mut) else { break };
+            if !state.covered.leave(&mut self.arena.planes.covered, stride, node, slot) {
+                break;
+            }
+            ended += u64::from(self.drop_prediction(slot, node));
+        }
+        ended
+    }
+
+    /// Takes blocks off the end of the prompt whose dispatch is longest ago, until one of them was predicted. Returns that
+    /// one's sequence hash.
+    fn shed_prediction(&mut self, slot: Slot) -> Option<u64> {
+        let stride = self.arena.stride();
+        loop {
+            let state = self.slots.get_mut(slot as usize).and_then(Option::as_mut)?;
+            let row = state.recent.oldest()?;
+            let prompt = state.recent.row(row);
+            let node = prompt.path.node(prompt.covered - 1);
+            if !state.covered.leave(&mut self.arena.planes.covered, stride, node, slot) {
+                // What is left of it belongs to prompts that were dispatched since.
+                state.recent.unlist(row);
+                continue;
+            }
+            state.recent.shorten(row);
+            let seq = self.arena.seq(node);
+            if self.drop_prediction(slot, node) {
+                return Some(seq);
+            }
         }
     }
 
-    pub(super) fn drop_prediction(&mut self, slot: Slot, node: Node) {
-        self.arena.planes.predicted.clear(self.arena.stride(), node, slot);
-        self.forget_recent(slot, node);
+    /// Ends a prediction if there is one, and frees the node if that was all. True when there was one.
+    pub(super) fn drop_prediction(&mut self, slot: Slot, node: Node) -> bool {
+        let was_predicted = self.arena.planes.predicted.clear(self.arena.stride(), node, slot);
+        if was_predicted && let Some(state) = self.slot_mut(slot) {
+            state.stats.predicted -= 1;
+            self.facts -= 1;
+        }
         self.arena.release(node);
+        was_predicted
     }
 
     fn ttl_s(&self, feed: Feed) -> f64 {
@@ -225,32 +266,33 @@ impl State {
         }
     }
 
-    /// Ends the predictions whose time is up, or starts their time anew while the block is in use.
+    /// Ends the predictions of prompts whose time is up, or starts that anew while they are in flight.
     pub(crate) fn expire(&mut self, now_s: f64) {
         if now_s < self.next_expiry_s {
             return;
         }
         self.next_expiry_s = f64::INFINITY;
-        let stride = self.arena.stride();
         for slot in 0..self.slots.len() as Slot {
             let Some(feed) = self.slot(slot).map(|state| state.feed) else { continue };
             let ttl_s = self.ttl_s(feed);
-            while let Some(state) = self.slots.get_mut(slot as usize).and_then(Option::as_mut)
-                && let Some((node, touched_s)) = state.recent.oldest()
-                && touched_s + ttl_s <= now_s
+            while let Some(state) = self.slot_mut(slot)
+                && let Some(row) = state.recent.oldest()
             {
+                let due_s = state.recent.row(row).touched_s + ttl_s;
+                if due_s > now_s {
+                    self.next_expiry_s = self.next_expiry_s.min(due_s);
+                    break;
+                }
                 // A time to live of zero would restart for ever.
-                if ttl_s > 0.0 && self.arena.planes.active.get(stride, node, slot) {
-                    state.recent.touch(node, now_s);
+                if ttl_s > 0.0 && state.recent.row(row).in_flight > 0 {
+                    state.recent.touch(row, now_s);
                     continue;
                 }
-                if feed == Feed::Exact && !state.stale {
-                    state.stats.unconfirmed += 1;
+                let is_news = feed == Feed::Exact && !state.stale;
+                let ended = self.drop_prompt(slot, row);
+                if is_news && let Some(state) = self.slot_mut(slot) {
+                    state.stats.unconfirmed += ended;
                 }
-                self.drop_prediction(slot, node);
-            }
-            if let Some((_, touched_s)) = self.slot(slot).and_then(|state| state.recent.oldest()) {
-                self.next_expiry_s = self.next_expiry_s.min(touched_s + ttl_s);
             }
         }
     }
@@ -260,10 +302,8 @@ impl State {
         while let Some(state) = self.slot(slot)
             && state.feed == Feed::Approximate
             && state.capacity_blocks.is_some_and(|capacity| state.resident() > capacity)
-            && let Some((node, _)) = state.recent.oldest()
+            && let Some(seq) = self.shed_prediction(slot)
         {
-            let seq = self.arena.seq(node);
-            self.drop_prediction(slot, node);
             self.note_evicted(slot, seq);
         }
     }
@@ -289,14 +329,12 @@ impl State {
 
     fn drop_one_predicted(&mut self) -> bool {
         let Some(slot) = self.largest(|state| state.stats.predicted) else { return false };
-        let Some((node, _)) = self.slot(slot).and_then(|state| state.recent.oldest()) else { return false };
-        self.drop_prediction(slot, node);
-        true
+        self.shed_prediction(slot).is_some()
     }
 
     fn drop_one_confirmed(&mut self) -> bool {
         let Some(slot) = self.largest(|state| state.stats.confirmed) else { return false };
-        let hash = self.slot(slot).and_then(|state| state.private.any()).or_else(|| self.next_shared(slot));
+        let hash = self.slot_mut(slot).and_then(|state| state.private.any()).or_else(|| self.next_shared(slot));
         let Some(hash) = hash else { return false };
         let Some(node) = self.resolve(slot, hash) else { return false };
         let before = self.slot(slot).map_or(0, |state| state.stats.confirmed);

@@ -51,14 +51,17 @@ impl State {
     pub(crate) fn confirm(&mut self, slot: Slot, node: Node, hash: u64) -> bool {
         let stride = self.arena.stride();
         let Some(state) = self.slots.get_mut(slot as usize).and_then(Option::as_mut) else { return false };
-        match state.private.get(hash) {
-            Some(other) if other == node => {
+        let place = match state.private.locate(hash) {
+            Ok(other) if other == node => {
                 *state.copies.entry(hash).or_insert(0) += 1;
                 return true;
             }
-            Some(_) => self.supersede(slot, node, hash),
-            None => {}
-        }
+            Ok(other) => {
+                self.supersede(slot, other, hash);
+                None
+            }
+            Err(place) => Some(place),
+        };
         let usable = hash != 0;
         if usable && self.arena.alias(node) == hash {
             return self.confirm_shared(slot, node, hash);
@@ -67,23 +70,25 @@ impl State {
         if adoptable && self.arena.adopt_alias(node, hash) {
             return self.confirm_shared(slot, node, hash);
         }
-        self.supersede(slot, node, hash);
+        if let Some(other) = self.arena.find_alias(hash)
+            && self.arena.planes.shared.get(stride, other, slot)
+        {
+            self.supersede(slot, other, hash);
+        }
         if adoptable && self.arena.adopt_alias(node, hash) {
             return self.confirm_shared(slot, node, hash);
         }
-        self.confirm_private(slot, node, hash);
+        self.confirm_private(slot, node, hash, place);
         false
     }
 
-    /// The engine uses `hash` for `node` now: what it named by it before cannot be there any more.
-    fn supersede(&mut self, slot: Slot, node: Node, hash: u64) {
+    /// The engine uses `hash` for another block than `other` now: that cannot be there any more.
+    fn supersede(&mut self, slot: Slot, other: Node, hash: u64) {
         if let Some(state) = self.slot_mut(slot) {
             state.copies.remove(&hash);
         }
-        let Some(other) = self.resolve(slot, hash) else { return };
-        if self.unconfirm(slot, hash) == Removal::Gone && other != node {
-            self.arena.release(other);
-        }
+        self.unconfirm(slot, hash);
+        self.arena.release(other);
     }
 
     fn confirm_shared(&mut self, slot: Slot, node: Node, hash: u64) -> bool {
@@ -98,12 +103,15 @@ impl State {
         false
     }
 
-    fn confirm_private(&mut self, slot: Slot, node: Node, hash: u64) {
+    /// `place`: where the hash belongs among the slot's own, if that is known.
+    fn confirm_private(&mut self, slot: Slot, node: Node, hash: u64, place: Option<usize>) {
         let stride = self.arena.stride();
         let known = self.arena.planes.private.set(stride, node, slot);
         let held = known || self.arena.planes.shared.get(stride, node, slot);
-        if let Some(state) = self.slot_mut(slot) {
-            state.private.insert(hash, node, known);
+        if let Some(state) = self.slot_mut(slot)
+            && let Some(place) = place.or_else(|| state.private.locate(hash).err())
+        {
+            state.private.insert(place, hash, node, known);
         }
         self.note_confirmed(slot, node, held);
     }
@@ -118,7 +126,7 @@ impl State {
             state.stats.confirmed += 1;
             self.facts += 1;
         }
-        if predicted && state.recent.drop(node) {
+        if predicted {
             state.stats.predicted -= 1;
             self.facts -= 1;
         }

@@ -15,6 +15,35 @@ pub(super) fn mix(key: u64) -> u64 {
     (product as u64) ^ ((product >> 64) as u64)
 }
 
+/// An odd number near the golden ratio of 2^64.
+const ODD: u64 = 0x9e37_79b9_7f4a_7c15;
+
+/// What undoes a multiplication by [`ODD`].
+const ODD_INVERSE: u64 = inverse(ODD);
+
+/// Spreads a 64-bit key over its high half, so that no two keys become one.
+#[inline]
+pub(super) fn scramble(key: u64) -> u64 {
+    (key ^ (key >> 32)).wrapping_mul(ODD)
+}
+
+/// The key of which [`scramble`] made this.
+pub(super) fn unscramble(scrambled: u64) -> u64 {
+    let key = scrambled.wrapping_mul(ODD_INVERSE);
+    key ^ (key >> 32)
+}
+
+/// Newton's method: each step doubles the number of right bits, and an odd number is its own inverse in three.
+const fn inverse(odd: u64) -> u64 {
+    let mut inverse = odd;
+    let mut right_bits = 3;
+    while right_bits < 64 {
+        inverse = inverse.wrapping_mul(2_u64.wrapping_sub(odd.wrapping_mul(inverse)));
+        right_bits *= 2;
+    }
+    inverse
+}
+
 /// The hasher of [`FastMap`].
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Mix(u64);
@@ -41,5 +70,17 @@ impl Hasher for Mix {
 
     fn finish(&self) -> u64 {
         self.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn scrambling_is_undone() {
+        for key in [0, 1, 2, 0xffff_ffff, 1 << 32, 1 << 63, u64::MAX, 0x0123_4567_89ab_cdef] {
+            assert_eq!(unscramble(scramble(key)), key);
+        }
     }
 }

@@ -8,16 +8,19 @@
 //! it as often; the block is gone when the last copy is.
 
 mod arena;
+mod cover;
 mod dispatch;
 mod facts;
 mod ghosts;
 mod groups;
 mod hash;
 mod overlap;
+mod path;
 mod plane;
 mod private;
 mod recent;
 mod slots;
+mod table;
 
 use parking_lot::RwLock;
 
@@ -193,7 +196,7 @@ impl Index {
     }
 
     /// A request goes to `slot`: its blocks are in use there, and predicted to be held. A request that was dispatched
-    /// before is withdrawn from where it was.
+    /// before is withdrawn from where it was. `hashes` are one prompt's, from its first block on.
     pub fn dispatched(&self, id: RequestId, hashes: &[SeqHash], slot: Slot, now_s: f64) {
         self.state.write().dispatched(id, hashes, slot, now_s);
     }
@@ -236,13 +239,22 @@ impl State {
     /// Brings the table entries of new blocks into the processor's cache. The lookups do not depend on one another, so
     /// their waits overlap, which those of the stores that follow do not.
     #[inline]
-    pub(crate) fn look_ahead(&self, ours: &[SeqHash], theirs: &[EngineHash], likely: Node) {
-        if ours.first().is_some_and(|first| self.arena.is_at(first.0, likely)) {
-            return;
+    pub(crate) fn look_ahead(&self, slot: Slot, ours: &[SeqHash], theirs: &[EngineHash], likely: Node) {
+        let Some(state) = self.slot(slot) else { return };
+        let has_own = !state.private.is_empty();
+        let is_known = ours.first().is_some_and(|first| self.arena.is_at(first.0, likely));
+        let mut seen = 0;
+        if !is_known {
+            seen ^= ours.iter().fold(0, |seen, hash| seen ^ self.arena.peek(hash.0));
         }
-        let known = ours.iter().filter(|hash| self.arena.find(hash.0, Node::MAX).is_some()).count();
-        let named = theirs.iter().filter(|hash| self.arena.find_alias(hash.0).is_some()).count();
-        std::hint::black_box((known, named));
+        // A known block is confirmed by the hash on its node, unless the slot has names of its own.
+        if !is_known || has_own {
+            seen ^= theirs.iter().fold(0, |seen, hash| seen ^ self.arena.peek_alias(hash.0));
+        }
+        if has_own {
+            seen ^= theirs.iter().fold(0, |seen, hash| seen ^ state.private.peek(hash.0));
+        }
+        std::hint::black_box(seen);
     }
 
     /// Frees a node that nobody has a fact about.
@@ -299,7 +311,7 @@ impl State {
         }
         self.forget_confirmed(slot);
         self.facts -= self.slot(slot).map_or(0, |state| state.stats.predicted);
-        self.clear_planes(slot, |planes| vec![&mut planes.predicted, &mut planes.active]);
+        self.clear_planes(slot, |planes| vec![&mut planes.predicted, &mut planes.active, &mut planes.covered]);
         self.in_flight.retain(|_, request| request.slot != slot);
         self.ghosts.forget(slot);
         self.ages.forget(slot);
@@ -308,7 +320,8 @@ impl State {
 
     fn clear_planes(&mut self, slot: Slot, select: impl Fn(&mut arena::Planes) -> Vec<&mut plane::Plane>) {
         let stride = self.arena.stride();
-        for node in 0..self.arena.limit() {
+        // From the end, as engines evict: what is freed is taken again in ascending order.
+        for node in (0..self.arena.limit()).rev() {
             let mut changed = false;
             for plane in select(&mut self.arena.planes) {
                 changed |= plane.clear(stride, node, slot);
@@ -326,7 +339,7 @@ impl State {
             return;
         }
         // What was predicted while events were not believed may have been confirmed all along.
-        for node in state.recent.nodes() {
+        for node in 0..self.arena.limit() {
             if self.is_confirmed(slot, node) {
                 self.drop_prediction(slot, node);
             }
@@ -340,8 +353,7 @@ impl State {
             in_flight: self.in_flight.len() as u64,
             ..IndexStats::default()
         };
-        let mut bytes = self.arena.bytes() + self.ghosts.bytes() + self.ages.bytes();
-        bytes += self.in_flight.values().map(InFlight::bytes).sum::<usize>();
+        let mut bytes = self.arena.bytes() + self.ghosts.bytes() + self.ages.bytes() + self.in_flight.allocation_size();
         for state in self.slots.iter().flatten() {
             stats.confirmed_facts += state.stats.confirmed;
             stats.predicted_facts += state.stats.predicted;

@@ -37,39 +37,63 @@ pub struct OverlapColumns {
     pub frontier_key: Option<u64>,
 }
 
-/// One column during the walk.
+/// Device, confirmed, host, disk, active: as in [`OverlapColumns`].
+const COLUMNS: usize = 5;
+
+/// The columns of depths during the walk.
 struct Depths {
-    /// Slots whose prefix is unbroken.
-    alive: Vec<u64>,
-    depth: Vec<u32>,
+    /// Slots whose prefix is unbroken, by words of slots.
+    alive: Vec<[u64; COLUMNS]>,
+    depths: [Vec<u32>; COLUMNS],
 }
 
 impl Depths {
     fn new(slots: &[u64], rows: usize) -> Self {
-        Self { alive: slots.to_vec(), depth: vec![0; rows] }
+        Self {
+            alive: slots.iter().map(|word| [*word; COLUMNS]).collect(),
+            depths: std::array::from_fn(|_| vec![0; rows]),
+        }
     }
 
-    /// Ands in the holders of block `depth`, one word of slots. Returns the slots that are left.
+    /// Ands in the holders of block `depth`, one word of slots. True when a slot was lost in some column.
     #[inline]
-    fn step(&mut self, word: usize, holders: u64, depth: u32) -> u64 {
-        let alive = self.alive[word];
-        let left = alive & holders;
-        if left != alive {
-            self.alive[word] = left;
-            let mut gone = alive & !holders;
+    fn step(&mut self, word: usize, holders: [u64; COLUMNS], depth: u32) -> bool {
+        let [device, confirmed, host, disk, active] = self.alive[word];
+        let gone = (device & !holders[0])
+            | (confirmed & !holders[1])
+            | (host & !holders[2])
+            | (disk & !holders[3])
+            | (active & !holders[4]);
+        if gone != 0 {
+            self.lose(word, holders, depth);
+        }
+        gone != 0
+    }
+
+    /// Rare beside blocks that all of them hold.
+    #[cold]
+    #[inline(never)]
+    fn lose(&mut self, word: usize, holders: [u64; COLUMNS], depth: u32) {
+        for (column, depths) in self.depths.iter_mut().enumerate() {
+            let alive = &mut self.alive[word][column];
+            let mut gone = *alive & !holders[column];
+            *alive &= holders[column];
             while gone != 0 {
-                self.depth[word * 64 + gone.trailing_zeros() as usize] = depth;
+                depths[word * 64 + gone.trailing_zeros() as usize] = depth;
                 gone &= gone - 1;
             }
         }
-        left
     }
 
-    fn finish(mut self, depth: u32) -> Vec<u32> {
+    fn is_any_left(&self) -> bool {
+        self.alive.iter().any(|word| *word != [0; COLUMNS])
+    }
+
+    fn finish(mut self, depth: u32) -> [Vec<u32>; COLUMNS] {
         for word in 0..self.alive.len() {
-            self.step(word, 0, depth);
+            self.step(word, [0; COLUMNS], depth);
         }
-        self.depth
+        self.depths
     }
 }
 
@@ -79,14 +103,14 @@ impl State {
         let (slots, fresh) = self.slot_masks();
         let hybrid = self.slots.iter().flatten().any(|state| !state.groups.others().is_empty());
         let mut path: Vec<Node> = Vec::new();
-        let mut columns: [Depths; 5] = std::array::from_fn(|_| Depths::new(&slots, rows));
+        let mut columns = Depths::new(&slots, rows);
         let reached = self.walk(hashes, |node, words, depth| {
             if hybrid {
                 path.push(node);
             }
             self.step(&mut columns, &fresh, words, depth)
         });
-        let [device, confirmed, host, disk, active] = columns.map(|column| column.finish(reached));
+        let [device, confirmed, host, disk, active] = columns.finish(reached);
         let frontier = host.iter().copied().max().filter(|depth| *depth > 0);
         let mut overlap = OverlapColumns {
             device,
@@ -106,19 +130,21 @@ impl State {
     }
 
     /// Deepest device or host depth of any slot; `None`: nobody holds the first block.
-    pub(super) fn frontier(&self, hashes: &[SeqHash]) -> Option<usize> {
+    pub(super) fn frontier(&self, nodes: &[Node]) -> Option<usize> {
+        let stride = self.arena.stride();
         let (mut alive, fresh) = self.slot_masks();
-        let reached = self.walk(hashes, |_, words, _| {
+        let is_held = |node: &&Node| {
             let mut any = 0;
             for (word, alive) in alive.iter_mut().enumerate() {
-                let at = words + word;
+                let at = **node as usize * stride + word;
                 let trusted = self.confirmed_word(at) | self.arena.planes.host.word(at);
                 *alive &= (trusted & fresh[word]) | self.arena.planes.predicted.word(at);
                 any |= *alive;
             }
             any != 0
-        });
-        (reached > 0).then_some(reached as usize)
+        };
+        let reached = nodes.iter().take_while(is_held).count();
+        (reached > 0).then_some(reached)
     }
 
     /// Visits the nodes of a prefix until there is none or `step` says so. `step` gets the node, the position of its words
@@ -138,22 +164,18 @@ impl State {
     }
 
     #[inline]
-    fn step(&self, columns: &mut [Depths; 5], fresh: &[u64], words: usize, depth: u32) -> bool {
+    fn step(&self, columns: &mut Depths, fresh: &[u64], words: usize, depth: u32) -> bool {
         let planes = &self.arena.planes;
-        let mut left = 0;
+        let mut is_any_lost = false;
         for (word, fresh) in fresh.iter().enumerate() {
             let at = words + word;
             let confirmed = self.confirmed_word(at) & fresh;
             let device = confirmed | planes.predicted.word(at);
             let host = device | (planes.host.word(at) & fresh);
             let disk = host | (planes.disk.word(at) & fresh);
-            left |= columns[0].step(word, device, depth);
-            columns[1].step(word, confirmed, depth);
-            left |= columns[2].step(word, host, depth);
-            left |= columns[3].step(word, disk, depth);
-            left |= columns[4].step(word, planes.active.word(at), depth);
+            is_any_lost |= columns.step(word, [device, confirmed, host, disk, planes.active.word(at)], depth);
         }
-        left != 0
+        !is_any_lost || columns.is_any_left()
     }
 
     #[inline]

@@ -4,40 +4,55 @@
 //! publisher uses another hash for a block than the shared one (random seeds, another adapter path, another algorithm),
 //! its hash is kept here, for its slot alone.
 
-use hashbrown::HashTable;
-
 use super::arena::Node;
-use super::hash::{FastMap, mix};
+use super::hash::{FastMap, scramble, unscramble};
+use super::table::{Growth, Named, Table};
 
-#[derive(Debug, Default)]
+/// There is one entry for each fact, so the table is kept dense: 15 to 17 bytes an entry.
+const GROWTH: Growth = Growth { full_16ths: 13, grow_16ths: 2 };
+
+#[derive(Debug)]
 pub(super) struct Private {
-    hash: Vec<u64>,
-    node: Vec<Node>,
-    by_hash: HashTable<u32>,
+    /// By scrambled hash.
+    table: Table<Named>,
     /// Hashes beyond the first for one node.
     more: FastMap<Node, u32>,
+    /// Where [`Private::any`] looks next.
+    hand: usize,
+}
+
+impl Default for Private {
+    fn default() -> Self {
+        Self { table: Table::new(GROWTH), more: FastMap::default(), hand: 0 }
+    }
 }
 
 impl Private {
+    pub(super) fn is_empty(&self) -> bool {
+        self.table.is_empty()
+    }
+
     #[inline]
     pub(super) fn get(&self, hash: u64) -> Option<Node> {
-        if self.hash.is_empty() {
-            return None;
-        }
-        self.row(hash).map(|row| self.node[row as usize])
+        if self.table.is_empty() { None } else { self.locate(hash).ok() }
     }
 
-    fn row(&self, hash: u64) -> Option<u32> {
-        self.by_hash.find(mix(hash), |row| self.hash[*row as usize] == hash).copied()
+    /// The node of a hash, or else where in the table the hash belongs.
+    #[inline]
+    pub(super) fn locate(&self, hash: u64) -> Result<Node, usize> {
+        let key = scramble(hash);
+        self.table.position(tag(key), |entry| entry.key() == key).map(|at| self.table.at(at).node())
     }
 
-    /// Adds a hash that is not there yet. `known`: the slot has another private hash for this node.
-    pub(super) fn insert(&mut self, hash: u64, node: Node, known: bool) {
-        let keys = &self.hash;
-        let row = keys.len() as u32;
-        self.by_hash.insert_unique(mix(hash), row, |row| mix(keys.get(*row as usize).copied().unwrap_or(hash)));
-        self.hash.push(hash);
-        self.node.push(node);
+    /// Reads where the hash would be found.
+    #[inline]
+    pub(super) fn peek(&self, hash: u64) -> u32 {
+        self.table.peek(tag(scramble(hash)))
+    }
+
+    /// Adds a hash where [`Private::locate`] said. `known`: the slot has another private hash for this node.
+    pub(super) fn insert(&mut self, at: usize, hash: u64, node: Node, known: bool) {
+        self.table.insert(at, Named::new(scramble(hash), node));
         if known {
             *self.more.entry(node).or_insert(0) += 1;
         }
@@ -45,26 +60,12 @@ impl Private {
 
     /// Removes a hash. Returns its node, and whether no other private hash of the slot names that node.
     pub(super) fn remove(&mut self, hash: u64) -> Option<(Node, bool)> {
-        if self.hash.is_empty() {
+        if self.table.is_empty() {
             return None;
         }
-        let found = self.by_hash.find_entry(mix(hash), |row| self.hash[*row as usize] == hash).ok()?;
-        let row = found.remove().0 as usize;
-        let node = self.node[row];
-        self.close_gap(row);
+        let key = scramble(hash);
+        let node = self.table.remove(tag(key), |entry| entry.key() == key)?.node();
         Some((node, self.forget_one(node)))
-    }
-
-    /// Moves the last row into `row`.
-    fn close_gap(&mut self, row: usize) {
-        let last = self.hash.len() - 1;
-        if row != last {
-            let moved = self.hash[last];
-            let entry = self.by_hash.find_mut(mix(moved), |other| *other as usize == last);
-            *entry.expect("every row is in the table") = row as u32;
-        }
-        self.hash.swap_remove(row);
-        self.node.swap_remove(row);
     }
 
     fn forget_one(&mut self, node: Node) -> bool {
@@ -79,14 +80,16 @@ impl Private {
         false
     }
 
-    /// Some hash, for dropping facts when room is short: the first row, which is among the oldest.
-    pub(super) fn any(&self) -> Option<u64> {
-        self.hash.first().copied()
+    /// Some hash, for dropping facts when room is short: the next one under a hand that goes round the table.
+    pub(super) fn any(&mut self) -> Option<u64> {
+        let (position, entry) = self.table.next_from(self.hand)?;
+        self.hand = position;
+        Some(unscramble(entry.key()))
     }
 
     /// All (hash, node) pairs, in no order that means anything.
     pub(super) fn pairs(&self) -> impl Iterator<Item = (u64, Node)> {
-        self.hash.iter().copied().zip(self.node.iter().copied())
+        self.table.iter().map(|entry| (unscramble(entry.key()), entry.node()))
     }
 
     pub(super) fn clear(&mut self) {
@@ -94,9 +97,11 @@ impl Private {
     }
 
     pub(super) fn bytes(&self) -> usize {
-        self.hash.capacity() * 8
-            + self.node.capacity() * 4
-            + self.by_hash.allocation_size()
-            + self.more.allocation_size()
+        self.table.bytes() + self.more.allocation_size()
     }
+}
+
+#[inline]
+fn tag(key: u64) -> u32 {
+    (key >> 32) as u32
 }

@@ -1,51 +1,103 @@
-//! Predicted facts of one slot, oldest dispatch first.
+//! Prompts that were dispatched to one slot, oldest dispatch first.
 //!
-//! A doubly linked list through a slab: touching, dropping and taking the oldest are constant time, and memory follows
-//! the number of facts.
+//! One row a prompt, in a doubly linked list through a slab: a repeated dispatch moves one row, however long the prompt is.
+//! A block's prediction lives as long as a row that covers it.
 
 use hashbrown::HashTable;
 
 use super::arena::Node;
 use super::hash::mix;
+use super::path::Path;
 
 const END: u32 = u32::MAX;
 
+/// Most rows of one slot.
+pub(super) const ROWS_MAX: usize = 65_536;
+
 #[derive(Debug)]
-struct Row {
-    node: Node,
+pub(super) struct Row {
+    pub(super) path: Path,
+    /// Leading blocks that the row covers: all, until the slot's capacity takes some from the end.
+    pub(super) covered: u32,
+    pub(super) touched_s: f64,
+    /// Dispatches that were not withdrawn.
+    pub(super) dispatches: u32,
+    /// Of these, requests in flight.
+    pub(super) in_flight: u32,
     older: u32,
     newer: u32,
-    touched_s: f64,
+    is_listed: bool,
+}
+
+impl Row {
+    fn is_whole(&self) -> bool {
+        self.covered == self.path.len()
+    }
+
+    fn end(&self) -> Node {
+        self.path.node(self.path.len() - 1)
+    }
 }
 
 #[derive(Debug)]
 pub(super) struct Recent {
     rows: Vec<Row>,
     free: Vec<u32>,
-    by_node: HashTable<u32>,
+    /// Whole rows by their last node.
+    by_end: HashTable<u32>,
     oldest: u32,
     newest: u32,
+    listed: usize,
+    path_bytes: usize,
 }
 
 impl Default for Recent {
     fn default() -> Self {
-        Self { rows: Vec::new(), free: Vec::new(), by_node: HashTable::new(), oldest: END, newest: END }
+        Self {
+            rows: Vec::new(),
+            free: Vec::new(),
+            by_end: HashTable::new(),
+            oldest: END,
+            newest: END,
+            listed: 0,
+            path_bytes: 0,
+        }
     }
 }
 
 impl Recent {
+    /// Rows in the list.
     pub(super) fn len(&self) -> usize {
-        self.by_node.len()
+        self.listed
     }
 
-    /// Makes the node the newest, adding it if needed. True when it was added.
-    pub(super) fn touch(&mut self, node: Node, now_s: f64) -> bool {
-        if let Some(row) = self.row(node) {
-            self.unlink(row);
-            self.link(row, now_s);
-            return false;
-        }
-        let blank = Row { node, older: END, newer: END, touched_s: now_s };
+    /// The row of the prompt that ends at `end`, if the row covers all of it.
+    pub(super) fn find(&self, end: Node) -> Option<u32> {
+        self.by_end.find(mix(u64::from(end)), |row| self.rows[*row as usize].end() == end).copied()
+    }
+
+    pub(super) fn row(&self, row: u32) -> &Row {
+        &self.rows[row as usize]
+    }
+
+    pub(super) fn row_mut(&mut self, row: u32) -> &mut Row {
+        &mut self.rows[row as usize]
+    }
+
+    /// Adds the row of a path that is not empty and has none, as the newest.
+    pub(super) fn add(&mut self, path: Path, now_s: f64) -> u32 {
+        self.path_bytes += path.bytes();
+        let covered = path.len();
+        let blank = Row {
+            path,
+            covered,
+            touched_s: now_s,
+            dispatches: 0,
+            in_flight: 0,
+            older: END,
+            newer: END,
+            is_listed: true,
+        };
         let row = if let Some(row) = self.free.pop() {
             self.rows[row as usize] = blank;
             row
@@ -54,48 +106,74 @@ impl Recent {
             self.rows.len() as u32 - 1
         };
         let rows = &self.rows;
-        self.by_node.insert_unique(mix(u64::from(node)), row, |row| mix(u64::from(rows[*row as usize].node)));
+        let hash = |row: &u32| mix(u64::from(rows[*row as usize].end()));
+        self.by_end.insert_unique(hash(&row), row, hash);
+        self.listed += 1;
         self.link(row, now_s);
-        true
+        row
     }
 
-    /// Drops the node. True when it was there.
-    pub(super) fn drop(&mut self, node: Node) -> bool {
-        if self.by_node.is_empty() {
-            return false;
-        }
-        let rows = &self.rows;
-        let Ok(found) = self.by_node.find_entry(mix(u64::from(node)), |row| rows[*row as usize].node == node) else {
-            return false;
-        };
-        let row = found.remove().0;
+    /// Makes the row the newest.
+    pub(super) fn touch(&mut self, row: u32, now_s: f64) {
         self.unlink(row);
-        self.free.push(row);
-        true
+        self.link(row, now_s);
     }
 
-    /// The node whose dispatch is longest ago, and when that was.
-    pub(super) fn oldest(&self) -> Option<(Node, f64)> {
-        self.rows.get(self.oldest as usize).map(|row| (row.node, row.touched_s))
+    pub(super) fn oldest(&self) -> Option<u32> {
+        (self.oldest != END).then_some(self.oldest)
     }
 
-    /// All nodes, oldest first.
-    pub(super) fn nodes(&self) -> Vec<Node> {
-        let mut nodes = Vec::with_capacity(self.len());
-        let mut at = self.oldest;
-        while let Some(row) = self.rows.get(at as usize) {
-            nodes.push(row.node);
-            at = row.newer;
+    /// Takes the last covered block off a row in the list; the row leaves the list with its last block.
+    pub(super) fn shorten(&mut self, row: u32) {
+        self.forget_end(row);
+        self.rows[row as usize].covered -= 1;
+        if self.rows[row as usize].covered == 0 {
+            self.unlist(row);
         }
-        nodes
+    }
+
+    /// Takes the row out of the list. It stays until no request in flight uses it.
+    pub(super) fn unlist(&mut self, row: u32) {
+        self.forget_end(row);
+        self.unlink(row);
+        self.listed -= 1;
+        self.rows[row as usize].is_listed = false;
+        self.free_unused(row);
+    }
+
+    /// A request that used the row is no longer in flight.
+    pub(super) fn stop_using(&mut self, row: u32) {
+        self.rows[row as usize].in_flight -= 1;
+        self.free_unused(row);
+    }
+
+    pub(super) fn is_listed(&self, row: u32) -> bool {
+        self.rows[row as usize].is_listed
+    }
+
+    fn free_unused(&mut self, row: u32) {
+        let entry = &mut self.rows[row as usize];
+        if !entry.is_listed && entry.in_flight == 0 {
+            self.path_bytes -= entry.path.bytes();
+            entry.path = Path::new(&[]);
+            self.free.push(row);
+        }
+    }
+
+    fn forget_end(&mut self, row: u32) {
+        let entry = &self.rows[row as usize];
+        if entry.is_whole()
+            && let Ok(found) = self.by_end.find_entry(mix(u64::from(entry.end())), |other| *other == row)
+        {
+            found.remove();
+        }
     }
 
     pub(super) fn bytes(&self) -> usize {
-        self.rows.capacity() * size_of::<Row>() + self.free.capacity() * 4 + self.by_node.allocation_size()
-    }
-
-    fn row(&self, node: Node) -> Option<u32> {
-        self.by_node.find(mix(u64::from(node)), |row| self.rows[*row as usize].node == node).copied()
+        self.rows.capacity() * size_of::<Row>()
+            + self.free.capacity() * 4
+            + self.by_end.allocation_size()
+            + self.path_bytes
     }
 
     fn link(&mut self, row: u32, now_s: f64) {

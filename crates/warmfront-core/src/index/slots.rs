@@ -2,6 +2,7 @@
 
 use super::Feed;
 use super::arena::Node;
+use super::cover::Cover;
 use super::groups::Groups;
 use super::hash::FastMap;
 use super::private::Private;
@@ -57,8 +58,10 @@ pub(super) struct SlotState {
     /// Engine hashes beyond the first for one block of one tier (true: host).
     pub(super) offloaded_more: FastMap<(Node, bool), u32>,
     pub(super) groups: Groups,
-    /// Requests beyond the first that use a block.
-    pub(super) users: FastMap<Node, u32>,
+    /// Blocks of the prompts in `recent`.
+    pub(super) covered: Cover,
+    /// Blocks in use by requests in flight.
+    pub(super) active: Cover,
 }
 
 impl SlotState {
@@ -74,7 +77,8 @@ impl SlotState {
             offloaded: FastMap::default(),
             offloaded_more: FastMap::default(),
             groups: Groups::default(),
-            users: FastMap::default(),
+            covered: Cover::default(),
+            active: Cover::default(),
         }
     }
 
@@ -102,6 +106,7 @@ impl SlotState {
             + self.copies.allocation_size()
             + self.offloaded.allocation_size()
             + self.groups.bytes()
-            + self.users.allocation_size()
+            + self.covered.bytes()
+            + self.active.bytes()
     }
 }

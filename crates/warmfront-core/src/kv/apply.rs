@@ -143,7 +143,7 @@ impl Apply<'_> {
         }
         let hashes = self.hash(stored, parent);
         for (ours, theirs) in hashes.chunks(AHEAD).zip(stored.block_hashes.chunks(AHEAD)) {
-            self.state.look_ahead(ours, theirs, likely);
+            self.state.look_ahead(self.slot, ours, theirs, likely);
             for (ours, theirs) in ours.iter().zip(theirs) {
                 likely = self.note(*ours, likely, tier, theirs.0) + 1;
             }

@@ -109,8 +109,7 @@ impl InFlight {
     /// The end of a request whose client left while it waited for a decision.
     fn unseen_decision(&mut self) {
         let Some(mut receiver) = self.decision.take() else { return };
-        self.mailbox.forget(self.id);
-        if let Ok(decision) = receiver.try_recv() {
+        if let Some(decision) = self.mailbox.forget(self.id).or_else(|| receiver.try_recv().ok()) {
             self.mailbox.delivered();
             if matches!(decision, Decision::Shed { .. }) {
                 self.outcome = Outcome::Shed;

@@ -4,15 +4,20 @@
 //! the push itself; while it sleeps it also keeps the time for `Tick` and `Paced`, so no timer thread exists. There is no
 //! buffer of commands: a command is handed straight to the request that waits for it, and what one would get wrong is the
 //! bound: decisions that requests have not picked up yet are counted, and the deciding thread waits beyond the limit.
+//!
+//! While a [`Mailbox::carry`] runs on the requests' runtime, wake-ups cross between the threads once a batch instead of
+//! once an event: a push asks the carrier to ring, and the carrier's turn comes after the tasks that are ready now; a
+//! batch of commands wakes the carrier, which wakes the requests from their own thread. Without a carrier each wakes its
+//! receiver itself.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
-use parking_lot::{Condvar, Mutex};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use thiserror::Error;
-use tokio::sync::oneshot;
+use tokio::sync::{Notify, oneshot};
 
 use super::pace::PaceBook;
 use super::{Choice, Command, Event, PaceCell, RequestFacts, RequestId, Slot, decode_commands, encode_events};
@@ -61,6 +66,8 @@ pub struct Mailbox {
     filled: Condvar,
     waiting: Mutex<Waiting>,
     picked_up: Condvar,
+    /// There is something for the carrier to do.
+    errand: Notify,
     pace: PaceBook,
     last_id: AtomicU64,
     event_depth: Gauge,
@@ -72,6 +79,9 @@ pub struct Mailbox {
 struct Queue {
     events: VecDeque<Event>,
     closed: bool,
+    /// The deciding thread waits, and nobody has been asked to wake it.
+    is_asleep: bool,
+    has_carrier: bool,
     /// When `Tick` and `Paced` are due again.
     next_tick_s: f64,
     /// When the last batch was handed out; `None` once its commands have come back.
@@ -82,6 +92,9 @@ struct Queue {
 struct Waiting {
     decisions: HashMap<RequestId, oneshot::Sender<Decision>>,
     answers: HashMap<RequestId, oneshot::Sender<Answer>>,
+    /// Decisions on their way with the carrier.
+    carried: Vec<(RequestId, oneshot::Sender<Decision>, Decision)>,
+    has_carrier: bool,
     /// Decisions sent whose request has not picked them up.
     undelivered: usize,
     closed: bool,
@@ -90,14 +103,22 @@ struct Waiting {
 impl Mailbox {
     #[must_use]
     pub fn new(clock: Clock, limits: QueueConfig, metrics: &Metrics) -> Self {
-        let next_tick_s = clock.now_s() + limits.tick_interval_s;
+        let queue = Queue {
+            events: VecDeque::new(),
+            closed: false,
+            is_asleep: false,
+            has_carrier: false,
+            next_tick_s: clock.now_s() + limits.tick_interval_s,
+            handed_out_s: None,
+        };
         Self {
             clock,
             limits,
-            queue: Mutex::new(Queue { events: VecDeque::new(), closed: false, next_tick_s, handed_out_s: None }),
+            queue: Mutex::new(queue),
             filled: Condvar::new(),
             waiting: Mutex::new(Waiting::default()),
             picked_up: Condvar::new(),
+            errand: Notify::new(),
             pace: PaceBook::default(),
             last_id: AtomicU64::new(0),
             event_depth: metrics.gauge("warmfront_event_queue_depth", &[]),
@@ -120,16 +141,24 @@ impl Mailbox {
     pub fn decide(&self, facts: RequestFacts) -> Result<oneshot::Receiver<Decision>, Full> {
         let id = facts.id;
         let receiver = self.wait_for_decision(id).ok_or(Full)?;
-        let mut queue = self.queue.lock();
+        let queue = self.queue.lock();
         if queue.closed || queue.events.len() >= self.limits.events_max {
             drop(queue);
             self.forget(id);
             return Err(Full);
         }
-        queue.events.push_back(Event::Arrived(facts));
-        drop(queue);
-        self.filled.notify_one();
+        self.put(queue, Event::Arrived(facts));
         Ok(receiver)
+    }
+
+    /// Runs errands between the two threads until dropped. For the runtime that the requests run on.
+    pub async fn carry(&self) {
+        let _carrier = Carrier::new(self);
+        loop {
+            self.errand.notified().await;
+            self.filled.notify_one();
+            self.waiting.lock().hand_over();
+        }
     }
 
     /// Registers `id` for one more decision; `None` once the mailbox is closed. Call before the event that asks for it.
@@ -143,9 +172,12 @@ impl Mailbox {
         Some(receiver)
     }
 
-    /// The request of this id waits no more.
-    pub(super) fn forget(&self, id: RequestId) {
-        self.waiting.lock().decisions.remove(&id);
+    /// The request of this id waits no more. Gives back a decision that was on its way to it.
+    pub(super) fn forget(&self, id: RequestId) -> Option<Decision> {
+        let mut waiting = self.waiting.lock();
+        waiting.decisions.remove(&id);
+        let row = waiting.carried.iter().position(|(carried, ..)| *carried == id)?;
+        Some(waiting.carried.swap_remove(row).2)
     }
 
     /// The request has its decision in hand (or dropped it unseen).
@@ -182,8 +214,18 @@ impl Mailbox {
     /// Puts an event in the queue. Never blocks and always takes it: ends of requests are bounded by the requests in
     /// flight, fleet and configuration changes by their senders.
     pub fn push(&self, event: Event) {
-        self.queue.lock().events.push_back(event);
-        self.filled.notify_one();
+        self.put(self.queue.lock(), event);
+    }
+
+    fn put(&self, mut queue: MutexGuard<'_, Queue>, event: Event) {
+        queue.events.push_back(event);
+        let (was_asleep, has_carrier) = (std::mem::take(&mut queue.is_asleep), queue.has_carrier);
+        drop(queue);
+        if was_asleep && has_carrier {
+            self.errand.notify_one();
+        } else if was_asleep {
+            self.filled.notify_one();
+        } // otherwise it looks before it sleeps
     }
 
     /// Where streams of this replica note the gaps between their tokens.
@@ -218,7 +260,9 @@ impl Mailbox {
             if now_s >= deadline_s {
                 return Received::Nothing;
             }
+            queue.is_asleep = true;
             self.filled.wait_for(&mut queue, Duration::from_secs_f64(pause_s.max(0.0)));
+            queue.is_asleep = false;
         }
     }
 
@@ -242,6 +286,7 @@ impl Mailbox {
         let mut waiting = self.waiting.lock();
         for command in commands {
             while waiting.undelivered >= self.limits.commands_max && !waiting.closed {
+                self.errand.notify_one();
                 self.picked_up.wait(&mut waiting);
             }
             match command {
@@ -259,6 +304,11 @@ impl Mailbox {
             }
         }
         self.command_depth.set(waiting.undelivered as f64);
+        let is_carried = !waiting.carried.is_empty();
+        drop(waiting);
+        if is_carried {
+            self.errand.notify_one();
+        }
         Ok(())
     }
 
@@ -267,6 +317,7 @@ impl Mailbox {
         {
             let mut waiting = self.waiting.lock();
             waiting.closed = true;
+            waiting.hand_over();
             waiting.decisions.clear();
             waiting.answers.clear();
         }
@@ -292,8 +343,40 @@ impl Waiting {
             tracing::debug!(request_id = id, "command for a request that is gone");
             return;
         };
-        if sender.send(decision).is_ok() {
-            self.undelivered += 1;
+        self.undelivered += 1;
+        self.carried.push((id, sender, decision));
+        if !self.has_carrier {
+            self.hand_over();
         }
+    }
+
+    /// Gives the requests their decisions.
+    fn hand_over(&mut self) {
+        for (_, sender, decision) in self.carried.drain(..) {
+            if sender.send(decision).is_err() {
+                self.undelivered -= 1; // its client has left
+            }
+        }
+    }
+}
+
+/// Takes over the wake-ups while it lives.
+struct Carrier<'a>(&'a Mailbox);
+
+impl<'a> Carrier<'a> {
+    fn new(mailbox: &'a Mailbox) -> Self {
+        mailbox.queue.lock().has_carrier = true;
+        mailbox.waiting.lock().has_carrier = true;
+        Self(mailbox)
+    }
+}
+
+impl Drop for Carrier<'_> {
+    fn drop(&mut self) {
+        self.0.queue.lock().has_carrier = false;
+        self.0.filled.notify_one();
+        let mut waiting = self.0.waiting.lock();
+        waiting.has_carrier = false;
+        waiting.hand_over();
     }
 }

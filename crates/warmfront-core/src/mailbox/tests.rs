@@ -1,12 +1,16 @@
 //! The queues: bounds, waking, time, and the guard's promise of exactly one end.
 
 use std::collections::BTreeMap;
+use std::future::Future;
+use std::pin::pin;
 use std::sync::Arc;
+use std::task::{Context, Waker};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
 use bytes::Bytes;
+use futures_util::FutureExt as _;
 use serde_json::Value;
 
 use super::{Basis, Decision, Event, Full, InFlight, Mailbox, Outcome, Received, RequestFacts, Route};
@@ -170,6 +174,62 @@ fn a_push_wakes_the_receiver() {
     assert!(started.elapsed() < LONG / 2);
 }
 
+fn carried(mailbox: &Arc<Mailbox>) -> tokio::task::JoinHandle<()> {
+    let mailbox = Arc::clone(mailbox);
+    tokio::spawn(async move { mailbox.carry().await })
+}
+
+/// What a carrier does is seen from its own thread: nothing happens before its turn, and then everything at once.
+#[tokio::test]
+async fn a_carrier_hands_a_batch_of_decisions_over_in_its_turn() {
+    let (mailbox, table) = (mailbox(10, 100.0), table());
+    let carrier = carried(&mailbox);
+    tokio::task::yield_now().await;
+    let mut flights = [enter(&mailbox, &table), enter(&mailbox, &table)];
+    for flight in &flights {
+        dispatch(&mailbox, flight.id());
+    }
+    assert_eq!(mailbox.undecided(), 0);
+    for flight in &mut flights {
+        assert_eq!(flight.decision().now_or_never(), None, "the carrier has not had its turn");
+    }
+    tokio::task::yield_now().await;
+    for flight in &mut flights {
+        assert!(matches!(flight.decision().now_or_never(), Some(Some(Decision::Dispatch { .. }))));
+    }
+    carrier.abort();
+    assert!(carrier.await.unwrap_err().is_cancelled());
+}
+
+#[tokio::test]
+async fn a_carrier_wakes_the_receiver() {
+    let mailbox = mailbox(10, 100.0);
+    let carrier = carried(&mailbox);
+    let receiver = Arc::clone(&mailbox);
+    let waiting = tokio::task::spawn_blocking(move || (received(&receiver, LONG), Instant::now()));
+    tokio::task::yield_now().await;
+    let pushed = Instant::now();
+    mailbox.push(Event::Cancelled { id: 1, time_s: 0.0 });
+    let (events, at) = waiting.await.unwrap();
+    assert_eq!(tags(&events), ["cancelled"]);
+    assert!(at.duration_since(pushed) < LONG / 2);
+    carrier.abort();
+}
+
+/// The end of the front's runtime drops the carrier with whatever it still had to carry.
+#[tokio::test]
+async fn what_a_carrier_leaves_behind_arrives_all_the_same() {
+    let (mailbox, table) = (mailbox(10, 100.0), table());
+    let mut flight = enter(&mailbox, &table);
+    {
+        let mut carrier = pin!(mailbox.carry());
+        assert!(carrier.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+        dispatch(&mailbox, flight.id());
+        assert_eq!(flight.decision().now_or_never(), None);
+    }
+    assert!(matches!(flight.decision().now_or_never(), Some(Some(Decision::Dispatch { .. }))));
+}
+
 #[test]
 fn time_is_told_only_while_something_waits() {
     let (mailbox, table) = (mailbox(10, 0.001), table());
@@ -283,8 +343,11 @@ async fn every_path_reports_exactly_one_end() {
             None,
         ),
     ];
-    for (name, first, is_seen, then, expected) in paths {
+    let each_way = [false, true].into_iter().flat_map(|is_carried| paths.map(|path| (is_carried, path)));
+    for (is_carried, (name, first, is_seen, then, expected)) in each_way {
         let (mailbox, table) = (mailbox(10, 100.0), table());
+        let carrier = is_carried.then(|| carried(&mailbox));
+        tokio::task::yield_now().await;
         let mut flight = enter(&mailbox, &table);
         first(&mailbox, &mut flight);
         if is_seen {
@@ -301,7 +364,8 @@ async fn every_path_reports_exactly_one_end() {
             _ => false,
         };
         let ends: Vec<&str> = events.iter().filter(is_end).map(|event| event[0].as_str().unwrap()).collect();
-        assert_eq!(ends, expected.into_iter().collect::<Vec<_>>(), "{name}");
-        assert_eq!((table.len(), mailbox.undecided()), (0, 0), "{name}");
+        assert_eq!(ends, expected.into_iter().collect::<Vec<_>>(), "{name}, carried: {is_carried}");
+        assert_eq!((table.len(), mailbox.undecided()), (0, 0), "{name}, carried: {is_carried}");
+        carrier.inspect(tokio::task::JoinHandle::abort);
     }
 }

@@ -20,7 +20,7 @@ mod template;
 mod templates;
 mod version;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
 use minijinja::value::Value;
@@ -94,6 +94,7 @@ impl Default for LoadOptions {
 
 /// Tokenizer and templates of one model under one engine's options. Safe to share; loading is slow.
 pub struct Tokenizer {
+    path: PathBuf,
     encoder: Encoder,
     templates: Templates,
     /// `bos_token` and so on, as variables.
@@ -132,6 +133,7 @@ impl Tokenizer {
             encoder.set_surround(surround);
         }
         let loaded = Self {
+            path: path.to_owned(),
             encoder,
             templates,
             named_tokens: files.named_tokens.into_iter().map(|(name, text)| (name, Value::from(text))).collect(),
@@ -149,6 +151,18 @@ impl Tokenizer {
             "tokenizer loaded"
         );
         Ok(loaded)
+    }
+
+    /// What it was loaded from, as it was named.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// What the engine was told about rendering.
+    #[must_use]
+    pub fn options(&self) -> &TemplateOptions {
+        &self.options
     }
 
     /// Token ids of every prompt in a body.

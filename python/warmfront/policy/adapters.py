@@ -1,0 +1,87 @@
+"""Which adapters each replica has loaded, and what loading one more costs.
+
+Engines keep a few adapters in memory and load another one when a request names it, which stops their whole batch. They
+do not say which ones they hold, so it is inferred from our own dispatches: the last `adapters_resident_max` distinct
+ones are there. What is easy to get wrong: a load is an investment like the copy of a prefix. Charging it in full to the
+first request would keep every adapter on one replica for ever.
+"""
+
+from __future__ import annotations
+
+import math
+
+from warmfront.config import CostConfig
+from warmfront.types import Slot
+
+RATE_WINDOW_S = 60.0
+"""Time constant of an adapter's request rate."""
+NAMES_MAX = 4096
+"""Adapters whose rate is remembered; the one asked for longest ago goes first."""
+
+
+class Adapters:
+    """Adapters of one pool."""
+
+    def __init__(self, config: CostConfig) -> None:
+        self._load_s = config.adapter_load_s
+        self._horizon_s = config.copy_horizon_s
+        self._resident_max = config.adapters_resident_max
+        self._resident: list[dict[str, None]] = []
+        """By slot, the one used longest ago first."""
+        self._rates: dict[str, tuple[float, float]] = {}
+
+    def grow(self) -> None:
+        """Add a row."""
+        self._resident.append({})
+
+    def reset(self, slot: Slot) -> None:
+        """Forget a replica: the slot belongs to another one now."""
+        self._resident[slot] = {}
+
+    def used(self, slot: Slot, adapter: str, now_s: float) -> None:
+        """Note a dispatch."""
+        resident = self._resident[slot]
+        resident.pop(adapter, None)
+        resident[adapter] = None
+        if len(resident) > self._resident_max:
+            del resident[next(iter(resident))]
+        count = self._requests(adapter, now_s) + 1.0
+        self._rates.pop(adapter, None)
+        self._rates[adapter] = (count, now_s)
+        if len(self._rates) > NAMES_MAX:
+            del self._rates[next(iter(self._rates))]
+
+    def loads_s(self, adapter: str | None, now_s: float) -> list[tuple[float, float]] | None:
+        """Say what loading an adapter costs at each replica.
+
+        Args:
+            adapter: Of the request.
+            now_s: Present.
+
+        Returns:
+            By slot, seconds of the load itself, and what of them this request answers for: its share of a load that
+            later requests use too, plus the expected load of the adapter that must go. `None`: nothing to load.
+        """
+        if adapter is None or not self._load_s:
+            return None
+        copies = sum([adapter in resident for resident in self._resident])
+        if copies == len(self._resident):
+            return None
+        share_s = self._load_s / (1.0 + self._expected(adapter, now_s) / (copies + 1))
+        return [
+            (0.0, 0.0) if adapter in resident else (self._load_s, share_s + self._displaced_s(resident, now_s))
+            for resident in self._resident
+        ]
+
+    def _displaced_s(self, resident: dict[str, None], now_s: float) -> float:
+        if len(resident) < self._resident_max:
+            return 0.0
+        return self._load_s * min(1.0, self._expected(next(iter(resident)), now_s))
+
+    def _expected(self, adapter: str, now_s: float) -> float:
+        """Return the requests for an adapter in the horizon of an investment."""
+        return self._requests(adapter, now_s) / RATE_WINDOW_S * self._horizon_s
+
+    def _requests(self, adapter: str, now_s: float) -> float:
+        count, counted_s = self._rates.get(adapter, (0.0, now_s))
+        return count * math.exp((counted_s - now_s) / RATE_WINDOW_S)

@@ -1,0 +1,392 @@
+"""The arithmetic of `marginal_cost`: what one request costs at each replica.
+
+An `Evaluation` belongs to one decision. Making it computes what is the same for all replicas; `costs` then runs one
+loop, nearly without calls, over the replicas asked for, and decisions and explanations both read its result. In a large
+fleet a cheap bound leaves out the replicas that cannot win. What is easy to get wrong: the bound must never exceed the
+cost. It may lack a term that only adds; a term that can be negative has to be in both.
+
+Source: docs/explanation/policies.md, section "marginal_cost", with the same symbols.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import compress
+
+from warmfront.config import CostConfig
+from warmfront.policy import prices
+from warmfront.policy.base import RATE_WINDOW_S, Fleet, cached_tokens_max
+from warmfront.policy.estimators import TURN_BUCKETS
+from warmfront.policy.prices import Costs
+from warmfront.types import Overlap, Request, Slot
+
+FEW = 8
+"""Fleets up to this size are evaluated in full: bounds would cost more than they save."""
+
+
+class Evaluation:
+    """One request against a fleet."""
+
+    __slots__ = (
+        "alpha",
+        "arrival_weight",
+        "arrivals_mean",
+        "beta",
+        "busy_mean",
+        "config",
+        "decode_weight",
+        "deepest",
+        "doubt",
+        "fleet",
+        "found",
+        "frontier",
+        "full_paid",
+        "full_prefill",
+        "gain",
+        "host",
+        "later_turns",
+        "loads_s",
+        "mean_cost_s",
+        "output_tokens",
+        "overlap",
+        "own_decay",
+        "own_weight",
+        "price_base",
+        "prompt_tokens",
+        "session_tokens",
+        "shared_tokens",
+        "stall_own",
+        "usual_weight",
+    )
+
+    def __init__(
+        self,
+        request: Request,
+        overlap: Overlap,
+        fleet: Fleet,
+        config: CostConfig,
+        *,
+        prefix_rate: float,
+        mean_cost_s: list[float],
+        doubt: float = 0.0,
+    ) -> None:
+        """Compute what is the same for all replicas.
+
+        Args:
+            request: To be placed.
+            overlap: At least one row per slot.
+            fleet: Columns.
+            config: Constants.
+            prefix_rate: Requests per second that begin like the deepest known part of this prompt.
+            mean_cost_s: c̄, one row per slot.
+            doubt: Part of the cache's advantage that does not count.
+        """
+        learned = fleet.learned
+        self.overlap, self.fleet, self.config, self.mean_cost_s = overlap, fleet, config, mean_cost_s
+        self.doubt = doubt
+        self.prompt_tokens = prompt_tokens = request.prompt_tokens
+        self.output_tokens = output_tokens = learned.expected_output_tokens(request.output_tokens_max)
+        self.alpha = alpha = learned.prefill.alpha
+        self.beta = learned.prefill.beta
+        # Reuse: tiers whose loading costs less than computing count.
+        self.deepest = self.host = overlap.device
+        if alpha > config.host_load_s:
+            self.deepest = self.host = overlap.host
+            if alpha > config.disk_load_s:
+                self.deepest = overlap.disk
+        self.frontier = fleet.deepest(self.deepest)
+        self.gain = self._copies_gain(prefix_rate) if prefix_rate and self.frontier else 0.0
+        self.found = self.frontier * self._frontier_credit() if self.gain else 0.0
+        self.full_prefill = self._prefill_s(max(1.0, prompt_tokens))
+        self.full_paid = self._paid_s(0, self.full_prefill, found=self.found)
+        self.loads_s = fleet.adapters.loads_s(request.adapter, fleet.now_s)
+        # What is the same for all replicas in the price of prefill work. Others count by their weight over our own.
+        self.own_weight = own_weight = fleet.weight_of(request.priority)
+        weight_total = fleet.total(fleet.weight)
+        self.usual_weight = weight_total / max(1.0, fleet.total(fleet.requests)) if weight_total else own_weight
+        mix = config.fleet_mix
+        mean, own, decay = mix / len(fleet.eligible), 1.0 - mix, fleet.decay() / RATE_WINDOW_S
+        stall = config.ttft_target_s / (learned.expected_output_tokens(None) * config.tpot_target_s) / own_weight
+        self.price_base = 1.0 + stall * mean * weight_total
+        self.arrivals_mean = mean * decay * fleet.total(fleet.arrivals)
+        self.busy_mean = mean * decay * fleet.total(fleet.work_s)
+        self.stall_own, self.own_decay, self.arrival_weight = (
+            stall * own,
+            own * decay,
+            config.arrival_weight / own_weight,
+        )
+        self.decode_weight = (
+            config.ttft_target_s / config.tpot_target_s * prices.decode_share(request, learned.output_tokens)
+        )
+        self.shared_tokens = prompt_tokens / own_weight
+        # Conversations.
+        turn = request.turn
+        self.later_turns = later = learned.continuation.later[turn if turn < TURN_BUCKETS else TURN_BUCKETS - 1]
+        self.session_tokens = output_tokens + later * (learned.new_tokens + learned.output_tokens)
+
+    def best(self, count: int) -> list[Costs]:
+        """Return the costs of all replicas that may be among the best `count`, ties included, in no order.
+
+        One that looks best to load alone is among them.
+        """
+        slots = self.fleet.eligible
+        is_small = len(slots) <= max(FEW, count)
+        return self.costs(slots) if is_small or self.doubt else self._pruned(slots, count)
+
+    def costs(self, slots: Iterable[Slot]) -> list[Costs]:  # noqa: C901 - one loop without calls
+        """Compute everything about some replicas, in the order given."""
+        config, fleet, overlap, mean_cost_s = self.config, self.fleet, self.overlap, self.mean_cost_s
+        learned, now_s = fleet.learned, fleet.now_s
+        prompt_tokens, output_tokens = self.prompt_tokens, self.output_tokens
+        alpha, beta, scales = self.alpha, self.beta, learned.prefill.scale
+        deepest, host, device, ages = self.deepest, self.host, overlap.device, overlap.age_s
+        credits, bucket = learned.credit.factor, learned.credit.bucket
+        frontier, gain, full_prefill, full_paid = self.frontier, self.gain, self.full_prefill, self.full_paid
+        warm_new = max(1.0, prompt_tokens - self.found)
+        price_base, stall_own, price_max = self.price_base, self.stall_own, config.price_max
+        arrivals_mean, busy_mean, own_decay = self.arrivals_mean, self.busy_mean, self.own_decay
+        arrival_weight, busy_max, weight = self.arrival_weight, config.utilisation_max, self.decode_weight
+        pending_s, busy_since_s = fleet.pending_s, fleet.busy_since_s
+        steps_s, steps_token_s = fleet.next_step_s, fleet.next_step_token_s
+        weighed, arrivals, work_s = fleet.weight, fleet.arrivals, fleet.work_s
+        capacity, outputs, foreign, kv_usage = fleet.capacity_tokens, fleet.output_tokens, fleet.foreign, fleet.kv_usage
+        active, active_tokens, resident = overlap.active, overlap.active_tokens, overlap.resident_tokens
+        memory_threshold, eviction_unit, regret = config.memory_threshold, self._eviction_unit(), learned.regret.share
+        host_load_s, disk_load_s, loads_s = config.host_load_s, config.disk_load_s, self.loads_s
+        own_weight, shared_tokens = self.own_weight, self.shared_tokens
+        later_turns, session_tokens = self.later_turns, self.session_tokens
+        future = config.future_weight * later_turns
+        exact, block_size, doubt = fleet.exact, fleet.block_size, self.doubt
+        limit_size: int | None = None
+        limit = cached_tokens_max(prompt_tokens, limit_size)
+        found: list[Costs] = []
+        for slot in slots:
+            depth, scale = deepest[slot], scales[slot]
+            cold_prefill = scale * full_prefill
+            # n, p: tokens to compute and their seconds
+            if depth:
+                if block_size[slot] != limit_size:
+                    limit_size = block_size[slot]
+                    limit = cached_tokens_max(prompt_tokens, limit_size)
+                cached = depth if depth < limit else limit
+                credit = credits[exact[slot]][bucket(ages[slot])]
+                new = prompt_tokens - credit * cached
+                if new < 1.0:
+                    new = 1.0
+                own_prefill = scale * new * (alpha + beta * (prompt_tokens - 0.5 * new))
+                paid_prefill = own_prefill
+                if gain > 0.0 and depth < frontier:  # p̃: a new copy of a hot prefix is an investment
+                    warm = warm_new if warm_new < new else new
+                    warm_prefill = scale * warm * (alpha + beta * (prompt_tokens - 0.5 * warm))
+                    paid_prefill = warm_prefill + (own_prefill - warm_prefill) / (1.0 + gain)
+                if depth > device[slot]:
+                    load = (host[slot] - device[slot]) * host_load_s + (depth - host[slot]) * disk_load_s
+                    own_prefill += load
+                    paid_prefill += load
+            else:
+                cached, credit, new = 0, 1.0, prompt_tokens if prompt_tokens > 1.0 else 1.0
+                own_prefill = cold_prefill
+                paid_prefill = scale * full_paid
+            if loads_s is not None:
+                own_prefill += loads_s[slot][0]
+                paid_prefill += loads_s[slot][1]
+                cold_prefill += loads_s[slot][1]
+            # W: wait for compute
+            compute_wait = pending_s[slot]
+            if compute_wait:
+                half = 0.5 * compute_wait
+                compute_wait -= now_s - busy_since_s[slot]
+                if compute_wait < half:
+                    compute_wait = half
+            # T: own decoding, and what it costs the others
+            decode = weight * (steps_s[slot] + steps_token_s[slot] * shared_tokens)
+            # X: what a second of prefill costs everybody here
+            rate = arrivals_mean + own_decay * arrivals[slot]
+            busy = busy_mean + own_decay * work_s[slot]
+            if busy > busy_max:
+                busy = busy_max
+            price = (
+                price_base
+                + stall_own * weighed[slot]
+                + arrival_weight * rate * (compute_wait + own_prefill) / (1.0 - busy)
+            )
+            if price > price_max:
+                price = price_max
+            prefill = paid_prefill * price
+            # M, mem, ev: memory
+            memory_wait = memory = eviction = used = 0.0
+            tokens_max = capacity[slot]
+            if tokens_max:
+                need = prompt_tokens - active[slot] + output_tokens
+                in_use = active_tokens[slot] + outputs[slot]
+                if foreign[slot]:
+                    in_use = max(in_use, (kv_usage[slot] or 0.0) * tokens_max)
+                used = (in_use + need) / tokens_max
+                if used > memory_threshold:
+                    memory_wait, memory = self._scarcity(slot, used, need, rate)
+                held = resident[slot]
+                if held:
+                    full = held / tokens_max
+                    eviction = eviction_unit * scale * regret[slot] * full * full * (new + session_tokens) * price
+            # C
+            waiting = compute_wait if compute_wait > memory_wait else memory_wait
+            later = future * mean_cost_s[slot]
+            reuse = (cold_prefill - paid_prefill) * price
+            trusting = waiting + prefill + eviction + decode + memory + later
+            found.append(
+                Costs(
+                    trusting + doubt * reuse,
+                    slot,
+                    cached,
+                    waiting,
+                    prefill,
+                    eviction,
+                    decode,
+                    memory,
+                    later,
+                    doubt * reuse,
+                    trusting + reuse,
+                    new,
+                    own_prefill,
+                    paid_prefill,
+                    compute_wait,
+                    memory_wait,
+                    price,
+                    credit,
+                    used,
+                    gain if depth < frontier else 0.0,
+                    later_turns,
+                    0.0 if loads_s is None else loads_s[slot][0],
+                    own_weight,
+                )
+            )
+        return found
+
+    def _scarcity(self, slot: Slot, used: float, need: float, rate: float) -> tuple[float, float]:
+        """Return M and mem of a replica whose memory is `used` with this request's `need`, at `rate` arrivals."""
+        fleet, config, threshold = self.fleet, self.config, self.config.memory_threshold
+        residence_s = fleet.learned.residence_s[slot]
+        wait_s = (used - prices.MEMORY_FULL) * residence_s if used > prices.MEMORY_FULL else 0.0
+        activation = min(1.0, (used - threshold) / (1.0 - threshold))
+        work_s = need * residence_s / (fleet.capacity_tokens[slot] or 1)
+        slack = 1.0 - min(prices.MEMORY_UTILISATION_MAX, used)
+        others = fleet.pending_weight[slot] + rate * (wait_s + work_s) / slack
+        delayed = min(prices.MEMORY_QUEUE_MAX, others / self.own_weight)
+        return wait_s, config.memory_weight * work_s * activation * activation * (1.0 + delayed)
+
+    def _pruned(self, slots: list[Slot], count: int) -> list[Costs]:
+        """Evaluate the replicas of the smallest bounds, then those whose bound lies below what the first ones cost."""
+        bounds, blind_bounds = self._bounds()
+        cut, blind_cut = sorted(bounds)[count - 1], min(blind_bounds)
+        rows = zip(slots, bounds, blind_bounds, strict=True)
+        found = self.costs([slot for slot, bound, blind in rows if bound <= cut or blind <= blind_cut])
+        threshold = sorted([cost.total_s for cost in found])[count - 1] + prices.TIE_S
+        seen = {cost.slot for cost in found}
+        within = [slot for slot, bound in zip(slots, bounds, strict=True) if bound <= threshold and slot not in seen]
+        return found + self.costs(within)
+
+    def _bounds(self) -> tuple[list[float], list[float]]:
+        """Return W + T + (p̃ + ev)·X of each eligible replica with the least p̃ and ev: it never costs less.
+
+        The second list is the same with a cold prefill: the least cost by load alone.
+
+        The least p̃ is that of a prefix found as deep as it can be; there are few different depths, so it comes from a
+        table. The least ev takes the regret of the fleet's best cache and the size of its largest one.
+        """
+        fleet, deepest, config = self.fleet, self.deepest, self.config
+        now_s, weight, tokens = fleet.now_s, self.decode_weight, self.shared_tokens
+        base, own, price_max = self.price_base, self.stall_own, config.price_max
+        arrivals_mean, busy_mean, busy_max = self.arrivals_mean, self.busy_mean, config.utilisation_max
+        own_decay, arrival_weight = self.own_decay, self.arrival_weight
+        future = config.future_weight * self.later_turns
+        least = self._least_by_depth()
+        columns = zip(
+            fleet.pending_s,
+            fleet.busy_since_s,
+            fleet.next_step_s,
+            fleet.next_step_token_s,
+            fleet.weight,
+            fleet.arrivals,
+            fleet.work_s,
+            fleet.learned.prefill.scale,
+            self.overlap.resident_tokens,
+            self.mean_cost_s,
+            deepest,
+            strict=False,  # an overlap may have rows for slots that are not known here yet
+        )
+        rows = columns if fleet.is_everyone else compress(columns, fleet.is_eligible)
+        cold_s, bounds, blind_bounds = self.full_prefill, [], []
+        for pending_s, since_s, step_s, token_s, weighed, arrivals, work_s, scale, held, mean_s, depth in rows:
+            prefill_s, paid_s, eviction = least[depth]
+            wait = pending_s - now_s + since_s
+            half = 0.5 * pending_s
+            if wait < half:
+                wait = half
+            busy = busy_mean + own_decay * work_s
+            if busy > busy_max:
+                busy = busy_max
+            rate = arrivals_mean + own_decay * arrivals
+            price = base + own * weighed + arrival_weight * rate * (wait + scale * prefill_s) / (1.0 - busy)
+            if price > price_max:
+                price = price_max
+            rest = wait + weight * (step_s + token_s * tokens) + future * mean_s
+            work_price = price * scale
+            forced = eviction * held * held
+            bounds.append(rest + work_price * (paid_s + forced))
+            blind_bounds.append(rest + work_price * (cold_s + forced))
+        return bounds, blind_bounds
+
+    def _least_by_depth(self) -> dict[int, tuple[float, float, float]]:
+        """Return the least p and p̃ at scale 1 and the least ev per squared token held, for every depth that occurs."""
+        unit = self._eviction_least()
+        least = {}
+        for depth in set(self.deepest):
+            new = max(1.0, self.prompt_tokens - depth)
+            prefill_s = self._prefill_s(new)
+            paid_s = self._paid_s(depth, prefill_s, found=self.frontier)
+            least[depth] = prefill_s, paid_s, unit * (new + self.session_tokens)
+        return least
+
+    def _eviction_least(self) -> float:
+        """Return ev of the fleet's most forgiving cache, per token that comes and squared token that is held."""
+        capacity = self.fleet.capacity_tokens
+        capacities = [capacity[slot] or 0 for slot in self.fleet.eligible]
+        if not min(capacities):
+            return 0.0
+        return self._eviction_unit() * min(self.fleet.learned.regret.share) / max(capacities) ** 2
+
+    def _eviction_unit(self) -> float:
+        return self.config.eviction_weight * self.alpha * self.usual_weight / self.own_weight
+
+    def _copies_gain(self, prefix_rate: float) -> float:
+        """Return N: requests that would pay back one more copy of the deepest prefix."""
+        deepest, eligible = self.deepest, self.fleet.eligible
+        everywhere = len(deepest) == len(eligible)
+        copies = (deepest if everywhere else [deepest[slot] for slot in eligible]).count(self.frontier)
+        return prefix_rate * self.config.copy_horizon_s / (copies + 1)
+
+    def _prefill_s(self, new: float) -> float:
+        """Seconds to compute `new` tokens at the end of the prompt, on a replica of scale 1."""
+        return new * (self.alpha + self.beta * (self.prompt_tokens - 0.5 * new))
+
+    def _frontier_credit(self) -> float:
+        """Return the part of the deepest prefix that its holders are expected to find: a copy is worth no more."""
+        fleet, frontier, credit = self.fleet, self.frontier, self.fleet.learned.credit
+        columns = zip(fleet.exact, self.overlap.age_s, self.deepest, strict=False)
+        rows = columns if fleet.is_everyone else compress(columns, fleet.is_eligible)
+        # Most holders were never sent the prefix, or none was: few distinct ages.
+        holders = {(exact, age_s) for exact, age_s, depth in rows if depth == frontier}
+        return max([credit.factor[exact][credit.bucket(age_s)] for exact, age_s in holders])
+
+    def _paid_s(self, depth: int, prefill_s: float, *, found: float) -> float:
+        """Return p̃ at scale 1.
+
+        Args:
+            depth: Tokens that the replica holds.
+            prefill_s: To compute the rest there.
+            found: Tokens that a replica with the deepest prefix finds.
+        """
+        if self.gain <= 0.0 or depth >= self.frontier:
+            return prefill_s
+        warm_s = min(prefill_s, self._prefill_s(max(1.0, self.prompt_tokens - found)))
+        return warm_s + (prefill_s - warm_s) / (1.0 + self.gain)

@@ -1,0 +1,124 @@
+"""Between the cost policy and its guard: who would have chosen what, what was expected, what came of it.
+
+One object per pool. A decision passes through in three steps: `considered` while it is made, `placed` once it stands,
+`ended` when the request is over. Only the last two change anything that lasts, so explanations may make decisions that
+never stand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from operator import attrgetter
+
+from warmfront.config import PolicyConfig
+from warmfront.policy.base import Ended, Fleet, Guarded
+from warmfront.policy.guard import Guard
+from warmfront.policy.prices import TIE_S, Costs, decode_share
+from warmfront.policy.regret import Bet, regret_s
+from warmfront.types import Request, RequestId, Slot
+
+_by_load, _by_cache = attrgetter("blind_s"), attrgetter("trusting_s")
+
+
+class Watch:
+    """The guard of one pool and the decisions it waits for."""
+
+    def __init__(self, config: PolicyConfig) -> None:
+        self.enabled = config.guard.enabled
+        self._guard = Guard(config.guard, scale_s=config.cost.ttft_target_s)
+        self._token_weight = config.cost.ttft_target_s / config.cost.tpot_target_s
+        self._bets: dict[RequestId, Bet] = {}
+        """By request in flight."""
+        self._first: Costs | None = None
+        self._alternative: Costs | None = None
+        self._differs = self._by_rival = False
+        self._decisions = self._differing = 0
+
+    @property
+    def credit(self) -> float:
+        """Part of the cache's advantage that counts."""
+        return self._guard.credit
+
+    def considered(self, request: Request, fleet: Fleet, costs: Sequence[Costs], ranked: list[Costs]) -> list[Costs]:
+        """Look at a decision before it stands.
+
+        Args:
+            request: To be placed.
+            fleet: Columns.
+            costs: Of all replicas that either rule might choose.
+            ranked: By the rule in force.
+
+        Returns:
+            The same, with the rival's choice in front when it is the rival's turn.
+        """
+        first = self._first = ranked[0]
+        self._differs = self._by_rival = False
+        by_load = self._alternative = _cheapest(costs, fleet, _by_load)
+        if not request.stream or request.route == "load" or request.basis == "none":
+            return ranked
+        if self._guard.rival == "load":
+            rival, gain_s = by_load, first.blind_s - by_load.blind_s
+        else:
+            rival = _cheapest(costs, fleet, _by_cache)
+            gain_s = first.trusting_s - rival.trusting_s
+        self._differs = gain_s > TIE_S
+        if not self._differs or not self._guard.is_rivals_turn:
+            return ranked
+        self._first, self._by_rival = rival, True
+        return [rival, *(cost for cost in ranked if cost.slot != rival.slot)]
+
+    def placed(self, request: Request, fleet: Fleet, slot: Slot) -> None:
+        """Note what is expected of a decision that stands."""
+        first, alternative = self._first, self._alternative
+        if first is None or alternative is None or first.slot != slot:
+            return
+        if alternative.blind_s + TIE_S >= first.blind_s:
+            alternative = first
+        learned = fleet.learned
+        self._decisions += 1
+        self._differing += self._differs
+        self._bets[request.id] = Bet(
+            slot,
+            self._guard.entered(fleet.rng) if self._differs else None,
+            self._by_rival,
+            first.single_s,
+            alternative.single_s,
+            first.waiting_s,
+            first.own_prefill_s,
+            first.price,
+            fleet.next_step_s[slot] + learned.decode.per_token[slot] * request.prompt_tokens,
+            self._token_weight * decode_share(request, learned.output_tokens),
+        )
+        self._first = None
+
+    def ended(self, request: Request, fleet: Fleet, outcome: Ended) -> float | None:
+        """Compare an outcome with its bet; return the regret in seconds, if it can be told."""
+        bet = self._bets.pop(request.id, None)
+        if bet is None:
+            return None
+        regret = regret_s(bet, request, outcome, fleet.learned)
+        if bet.block is not None:
+            self._guard.ended(bet.block, fleet.now_s, by_rival=bet.by_rival, regret_s=regret, cost_s=bet.alternative_s)
+        return regret
+
+    def report(self) -> Guarded:
+        """Report how far affinity is trusted."""
+        guard = self._guard
+        return Guarded(
+            enabled=self.enabled,
+            credit=guard.credit,
+            gain_s=guard.gain_s,
+            evidence=guard.evidence,
+            decisions=self._decisions,
+            differing=self._differing,
+            rivals=guard.rivals,
+            alarms=guard.alarms,
+        )
+
+
+def _cheapest(costs: Sequence[Costs], fleet: Fleet, measure: Callable[[Costs], float]) -> Costs:
+    """Return the cheapest; among equals the one unused for longest."""
+    cheapest = min(costs, key=measure)
+    least_s = measure(cheapest)
+    equals = [cost for cost in costs if measure(cost) == least_s]
+    return cheapest if len(equals) == 1 else min(equals, key=lambda cost: fleet.last_used[cost.slot])
