@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
+import tempfile
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
+from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
 
@@ -19,7 +21,7 @@ from warmfront.lab import regime as regimes
 from warmfront.lab.measures import percentile
 from warmfront.lab.model import Outcome, Regime, RunResult, Segment, SimRequest
 from warmfront.lab.run import run_source
-from warmfront.sim.latency import PRESETS, preset
+from warmfront.sim.latency import preset, save_preset
 
 from lab_checks.figures import Figures, Measured, of_outcome
 
@@ -38,7 +40,6 @@ ROOMY_KV_TOKENS = 500_000
 """A cache in which every running request fits: what is left of a difference then is not memory."""
 LIGHT_READS = 0.65
 """Share of the price of reading context: what is left then is not that a shared prefix is read for every sequence."""
-LIGHT = "lab-check-light"
 KNEE = 0.9
 """Share of the highest throughput at which a curve counts as having reached its plateau."""
 PLATEAU_FROM = 40.0
@@ -167,6 +168,11 @@ class Ladder:
 def check(stages: Sequence[Stage] = STAGES, policies: Sequence[str] = POLICIES) -> dict[str, Any]:
     """Climb the ladder with each policy, and with the compared ones on fleets that differ in one thing."""
     regime = regimes.load(REGIME)
+    with tempfile.TemporaryDirectory() as folder:
+        variants = {
+            "roomy": {"kv_tokens": ROOMY_KV_TOKENS, **_variant(roomy(regime), stages)},
+            "light": {"context_price": LIGHT_READS, **_variant(light(regime, Path(folder)), stages)},
+        }
     return {
         "published": PUBLISHED,
         "regime": REGIME,
@@ -174,10 +180,7 @@ def check(stages: Sequence[Stage] = STAGES, policies: Sequence[str] = POLICIES) 
         "knee": KNEE,
         "plateau_from": PLATEAU_FROM,
         "policies": {policy: climb(regime, stages, policy) for policy in policies},
-        "variants": {
-            "roomy": {"kv_tokens": ROOMY_KV_TOKENS, **_variant(roomy(regime), stages)},
-            "light": {"context_price": LIGHT_READS, **_variant(light(regime), stages)},
-        },
+        "variants": variants,
     }
 
 
@@ -191,13 +194,15 @@ def roomy(regime: Regime) -> Regime:
     return replace(regime, fleet=replace(regime.fleet, engines=engines))
 
 
-def light(regime: Regime) -> Regime:
-    """Return the regime with engines, from a preset made for it, that read context at a lower price."""
+def light(regime: Regime, folder: Path) -> Regime:
+    """Return the regime with engines that read context at a lower price; their preset is written into `folder`."""
     (engine,) = regime.fleet.engines
     found = preset(engine.preset)
     price_s = LIGHT_READS * found.latency.context_token_s
-    PRESETS[LIGHT] = dataclasses.replace(found, latency=dataclasses.replace(found.latency, context_token_s=price_s))
-    return replace(regime, fleet=replace(regime.fleet, engines=(replace(engine, preset=LIGHT),)))
+    lighter = dataclasses.replace(found, latency=dataclasses.replace(found.latency, context_token_s=price_s))
+    path = folder / "light.json"
+    save_preset(path, lighter, source=f"{engine.preset} with context at {LIGHT_READS:.0%} of its price")
+    return replace(regime, fleet=replace(regime.fleet, engines=(replace(engine, preset=str(path)),)))
 
 
 def climb(regime: Regime, stages: Sequence[Stage], policy: str) -> dict[str, Any]:

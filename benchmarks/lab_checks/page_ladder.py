@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from lab_checks.ladder import BASELINE, PREFIX, knee, plateau
+from lab_checks.ladder import BASELINE, PREFIX, STAGES, knee, plateau
 from lab_checks.text import Difference, seconds, signed, table
 
 DIFFERS = "More than 5 % apart from the published figures"
@@ -32,8 +32,9 @@ The shape:
 {shape}
 
 A curve has reached its *knee* at the lowest rate with {knee:.0%} of its highest throughput; its *plateau* is the mean
-from {plateau_from:g} requests a second on. Two variants take one thing away each, to see what a difference is made of:
-*roomy* has caches of {roomy_kv:,} tokens, in which all running requests fit (pre-emptions of `{prefix}` fall from
+from {plateau_from:g} requests a second on. TTFT is over all requests of all stages; the last column weighs the p90 of
+each stage by its requests. Two variants take one thing away each, to see what a difference is made of: *roomy* has
+caches of {roomy_kv:,} tokens, in which all running requests fit (pre-emptions of `{prefix}` fall from
 {tight_preempted:,} to {roomy_preempted:,}); *light* reads context at {light:.0%} of the preset's price."""
 
 
@@ -68,27 +69,35 @@ def differences(part: Mapping[str, Any]) -> list[Difference]:
 
 
 def _curves(part: Mapping[str, Any]) -> str:
-    columns = _columns(part)
+    columns = _columns(part, part["policies"])
     values = [column["output_tokens_per_s"] for column in columns.values()]
     rows = zip(part["published"]["rates"], *values, strict=True)
     return table(["rate", *columns], ([f"{rate:g}", *(f"{value:,}" for value in row)] for rate, *row in rows))
 
 
 def _shapes(part: Mapping[str, Any]) -> str:
-    shapes = {name: _shape(part, column) for name, column in _columns(part).items()}
-    names = next(iter(shapes.values()))
-    return table(
-        ["", *names], ([column, *(_shown(name, shape[name]) for name in names)] for column, shape in shapes.items())
-    )
-
-
-def _columns(part: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """Return every curve by what it is called."""
-    columns = {f"published {side}": part["published"][side] for side in SIDES}
-    columns |= {f"`{policy}`": curve for policy, curve in part["policies"].items()}
+    columns = _columns(part, part["policies"])
     for name, variant in part["variants"].items():
         columns |= {f"`{policy}`, {name}": curve for policy, curve in variant["policies"].items()}
-    return columns
+    shapes = {name: _shape(part, column) for name, column in columns.items()}
+    head = ["", *next(iter(shapes.values())), "mean of stages' p90"]
+    rows = ([*(_shown(name, value) for name, value in shape.items())] for shape in shapes.values())
+    by_stage = (_p90_by_stage(column) for column in columns.values())
+    return table(head, ([name, *row, last] for name, row, last in zip(columns, rows, by_stage, strict=True)))
+
+
+def _columns(part: Mapping[str, Any], policies: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """Return the published curves and others by what they are called."""
+    published = {f"published {side}": part["published"][side] for side in SIDES}
+    return published | {f"`{policy}`": curve for policy, curve in policies.items()}
+
+
+def _p90_by_stage(column: Mapping[str, Any]) -> str:
+    if "ladder" not in column:
+        return "not told"
+    requests = [stage.rate * stage.seconds for stage in STAGES]
+    weighed = sum(count * value for count, value in zip(requests, column["ttft_p90_s"], strict=True))
+    return seconds(weighed / sum(requests))
 
 
 def _shape(part: Mapping[str, Any], side: Mapping[str, Any]) -> dict[str, float]:

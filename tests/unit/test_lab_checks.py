@@ -69,11 +69,13 @@ def test_a_reason_for_what_does_not_differ_is_refused(checks: Checks, data: Any)
 
 
 def test_engines_of_both_simulators_agree(data: Any) -> None:
-    """Within half a per cent in every figure, as long as requests go to the same replicas."""
+    """In every figure, as long as requests go to the same replicas."""
     for case in data["mocker"]["cases"]:
         ours = case["warmfront"] if case["router"] == "round_robin" else case["placed"]
-        for name, theirs in case["dynamo"]["mean"].items():
-            assert ours["mean"][name] == pytest.approx(theirs, rel=0.02), (case["name"], case["router"], name)
+        theirs = case["dynamo"]["mean"]
+        assert ours["mean"]["ttft_mean_ms"] == pytest.approx(theirs["ttft_mean_ms"], rel=0.001), case["name"]
+        for name, value in theirs.items():
+            assert ours["mean"][name] == pytest.approx(value, rel=0.05), (case["name"], case["router"], name)
 
 
 def test_a_stage_of_the_ladder_begins_a_second_after_the_last_answer_of_the_one_before(checks: Checks) -> None:
@@ -88,6 +90,16 @@ def test_a_stage_of_the_ladder_begins_a_second_after_the_last_answer_of_the_one_
     assert all(21 <= request.at_s <= 25 for request in second)
     assert [list(ladder.finished(request, 30.0)) for request in second] == [[]] * 4
     assert ladder.stage_of == [0] * 6 + [1] * 4
+
+
+def test_answers_of_the_ladder_are_as_long_as_reported(checks: Checks) -> None:
+    lengths = sorted(
+        request.output_tokens for request in checks.ladder.Ladder((checks.ladder.Stage(500.0, 20.0),), 1).arrivals()
+    )
+    assert lengths[-1] <= 1000
+    assert lengths[len(lengths) // 2] == pytest.approx(998, abs=1)
+    assert lengths[len(lengths) // 20] == pytest.approx(193, abs=40)
+    assert sum(lengths) / len(lengths) == pytest.approx(937, rel=0.02)
 
 
 def test_the_ladder_sends_every_prompt_before_any_comes_again(checks: Checks) -> None:

@@ -29,6 +29,8 @@ from warmfront.errors import ConfigError
 
 SUFFIX = ".json"
 """How the name of a preset file ends."""
+MAY_BE_NEGATIVE = ("context_square_s",)
+"""A polynomial bends either way."""
 
 HOST_TOKEN_S = 5.5e-6
 """256 KiB of KV a token over PCIe 5 at 48 GB/s, of the 63 GB/s of its specification."""
@@ -306,7 +308,8 @@ def load_preset(path: Path) -> Preset:
         raise ConfigError(f"cannot read preset {path}: {error.strerror}") from error
     except msgspec.DecodeError as error:
         raise ConfigError(f"{path} is not a preset: {error}") from error
-    negative = [each.name for each in fields(found.latency) if getattr(found.latency, each.name) < 0]
+    constants = [each.name for each in fields(found.latency) if each.name not in MAY_BE_NEGATIVE]
+    negative = [name for name in constants if getattr(found.latency, name) < 0]
     negative += [name for name in ("kv_tokens", "max_batched_tokens", "max_sequences") if getattr(found, name) < 1]
     if negative:
         raise ConfigError(f"{path}: {negative[0]} is too small")

@@ -7,11 +7,12 @@ from warmfront.errors import ConfigError
 from warmfront.sim.latency import PRESETS, preset, save_preset
 
 
-def test_a_saved_preset_is_used_by_its_path(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["demo", "dynamo-mocker"])
+def test_a_saved_preset_is_used_by_its_path(tmp_path: Path, name: str) -> None:
     path = tmp_path / "mine.json"
-    save_preset(path, PRESETS["demo"], source="a test")
-    assert preset(str(path)) == preset("demo")
-    assert preset(str(path), speed=2.0) == preset("demo", speed=2.0)
+    save_preset(path, PRESETS[name], source="a test")
+    assert preset(str(path)) == preset(name)
+    assert preset(str(path), speed=2.0) == preset(name, speed=2.0)
 
 
 @pytest.mark.parametrize(
