@@ -7,7 +7,7 @@ router.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 
@@ -55,8 +55,9 @@ def engine_config(spec: EngineSpec, *, block_size: int) -> EngineConfig:
     """
     chosen = preset(spec.preset, speed=spec.speed)
     blocks = (spec.kv_tokens or chosen.kv_tokens) // block_size
+    loading = {} if spec.host_token_s is None else {"host_token_s": spec.host_token_s}
     return EngineConfig(
-        latency=chosen.latency,
+        latency=replace(chosen.latency, **loading),
         blocks=1 + blocks,
         block_size=block_size,
         max_model_tokens=blocks * block_size,

@@ -63,6 +63,8 @@ class EngineSpec(Struct, frozen=True, forbid_unknown_fields=True):
     """Instead of the preset's."""
     host_tokens: int = 0
     """Size of a second tier in host memory; 0: none."""
+    host_token_s: float | None = None
+    """Seconds to load a token's KV from there, instead of the preset's: storage that is not what a router presumes."""
     disk_tokens: int = 0
     caching: bool = True
     """False: the engine reuses nothing, whatever its events say."""
