@@ -98,7 +98,7 @@ def test_answers_of_the_ladder_are_as_long_as_reported(checks: Checks) -> None:
     )
     assert lengths[-1] <= 1000
     assert lengths[len(lengths) // 2] == pytest.approx(998, abs=1)
-    assert lengths[len(lengths) // 20] == pytest.approx(193, abs=40)
+    assert lengths[len(lengths) // 20] == pytest.approx(193, abs=80)
     assert sum(lengths) / len(lengths) == pytest.approx(937, rel=0.02)
 
 

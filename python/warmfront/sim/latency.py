@@ -61,7 +61,7 @@ class LatencyModel:
     """A step with decoding sequences at all."""
     context_square_s: float = 0.0
     """Square of the context read; negative where decoding grows slower than its context."""
-    context_tokens_most: int = 0
+    context_tokens_most: float = 0.0
     """More context than this costs no more; 0: there is no such bound."""
     host_token_s: float = HOST_TOKEN_S
     """Loading a token of KV from host memory."""

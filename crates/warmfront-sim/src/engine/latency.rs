@@ -29,7 +29,7 @@ pub struct Latency {
     pub context_square_s: f64,
     /// More context than this costs no more; 0: there is no such bound.
     #[serde(default)]
-    pub context_tokens_most: u64,
+    pub context_tokens_most: f64,
     /// A token of KV read back from host memory.
     pub host_token_s: f64,
     /// A token of KV read back from disk.
@@ -43,7 +43,8 @@ impl Latency {
     /// that read `context` tokens. The order of the additions is that of the Python reference, so results are equal.
     #[must_use]
     pub fn step_s(&self, prefill: u64, pairs: f64, decodes: u64, context: u64) -> f64 {
-        let context = if self.context_tokens_most > 0 { context.min(self.context_tokens_most) } else { context } as f64;
+        let most = if self.context_tokens_most > 0.0 { self.context_tokens_most } else { f64::INFINITY };
+        let context = most.min(context as f64);
         let tokens = prefill as f64;
         let linear = self.base_s
             + self.weights_s.max(self.linear_token_s * (prefill + decodes) as f64)
