@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from bisect import insort
+from bisect import bisect_right
 from collections.abc import Iterable
 from itertools import compress
 
@@ -101,7 +101,7 @@ class Evaluation:
         self.frontier = frontier = fleet.deepest(deepest)
         self.gain = self.found = 0.0
         if prefix_rate and frontier:
-            holders = [slot for slot in fleet.eligible if deepest[slot] == frontier]
+            holders = self._holders()
             # N: requests that would pay back one more copy of the deepest prefix
             self.gain = prefix_rate * config.copy_horizon_s / (len(holders) + 1)
             self.found = frontier * self._best_credit(holders)
@@ -169,6 +169,7 @@ class Evaluation:
         limit = prompt_tokens - 1 if prompt_tokens else 0
         length = float(prompt_tokens)  # arithmetic on floats alone is the interpreter's fast path
         cold_new = max(1.0, length)
+        adapter_load = 0.0
         found: list[Costs] = []
         for slot in slots:
             depth, scale = deepest[slot], scales[slot]
@@ -199,9 +200,10 @@ class Evaluation:
                 own_prefill = cold_prefill
                 paid_prefill = scale * full_paid
             if loads_s is not None:
-                own_prefill += loads_s[slot][0]
-                paid_prefill += loads_s[slot][1]
-                cold_prefill += loads_s[slot][1]
+                adapter_load, adapter_share = loads_s[slot]
+                own_prefill += adapter_load
+                paid_prefill += adapter_share
+                cold_prefill += adapter_share
             # W: wait for compute
             compute_wait = pending_s[slot]
             if compute_wait:
@@ -267,7 +269,7 @@ class Evaluation:
                     used,
                     gain if depth < frontier else 0.0,
                     later_turns,
-                    0.0 if loads_s is None else loads_s[slot][0],
+                    adapter_load,
                     own_weight,
                 )
             )
@@ -287,25 +289,24 @@ class Evaluation:
 
     def _pruned(self, slots: list[Slot], count: int) -> list[Costs]:
         """Evaluate the replicas of the smallest bounds, then those whose bound lies below what the first ones cost."""
-        bounds, first = self._bounds(count)
-        found = self.costs(first)
+        bounds, cheapest_blind = self._bounds()
+        first = {*_smallest(bounds, count), *cheapest_blind}
+        found = self.costs([slots[row] for row in sorted(first)])
         threshold = sorted([cost.total_s for cost in found])[count - 1] + prices.TIE_S
-        seen = set(first)
-        within = [slot for slot, bound in zip(slots, bounds, strict=True) if bound <= threshold and slot not in seen]
-        return found + self.costs(within) if within else found
+        for row in first:
+            bounds[row] = math.inf  # done
+        if min(bounds) <= threshold:
+            found += self.costs([slot for slot, bound in zip(slots, bounds, strict=True) if bound <= threshold])
+        return found
 
-    def _bounds(self, count: int) -> tuple[list[float], list[Slot]]:  # noqa: C901 - one loop without calls
+    def _bounds(self) -> tuple[list[float], list[int]]:
         """Bound the cost of each eligible replica from below by W + T + F + (p̃ + ev)·X with the least p̃ and ev.
 
         The least p̃ is that of a prefix found as deep as it can be. The least ev takes the regret of the fleet's best
         cache and the size of its largest one. With a cold prefill instead of p̃ it bounds the cost by load alone.
 
-        Args:
-            count: Of replicas wanted.
-
         Returns:
-            A bound for each eligible replica, in order, and the slots of the `count` smallest ones and of the smallest
-            by load alone, all with ties.
+            A bound for each eligible replica, in order, and the rows of the smallest ones by load alone.
         """
         fleet, config = self.fleet, self.config
         now_s, weight, tokens = fleet.now_s, self.decode_weight, self.shared_tokens
@@ -315,7 +316,6 @@ class Evaluation:
         idle_mean, idle_min = 1.0 - self.busy_mean, 1.0 - config.utilisation_max
         future, cold_s = config.future_weight * self.later_turns, self.full_prefill
         columns = zip(
-            fleet.slot,
             fleet.pending_s,
             fleet.busy_since_s,
             fleet.next_step_s,
@@ -333,10 +333,9 @@ class Evaluation:
         unit, known_depth = self._eviction_least(), -1
         least: dict[int, tuple[float, float, float]] = {}
         bounds: list[float] = []
-        smallest, blind_smallest, blind_slots = [math.inf] * count, math.inf, []
-        near: list[tuple[float, Slot]] = []
-        limit = math.inf
-        for slot, pending_s, since_s, step_s, token_s, weighed, arrivals, work_s, scale, held, mean_s, depth in rows:
+        blind_least = math.inf
+        blind_rows: list[int] = []
+        for pending_s, since_s, step_s, token_s, weighed, arrivals, work_s, scale, held, mean_s, depth in rows:
             if depth != known_depth:  # most replicas hold nothing, or the same
                 if depth not in least:
                     least[depth] = self._least(depth, unit)
@@ -354,21 +353,14 @@ class Evaluation:
             price *= scale
             rest = wait + weight * (step_s + token_s * tokens) + future * mean_s + price * eviction * held * held
             bound = rest + price * paid_s
-            bounds.append(bound)
-            if bound <= limit:
-                if bound <= smallest[-1]:
-                    near.append((bound, slot))
-                    insort(smallest, bound)
-                    del smallest[count]
+            if bound <= blind_least:
                 blind = rest + price * cold_s  # never below the bound
-                if blind < blind_smallest:
-                    blind_smallest, blind_slots = blind, [slot]
-                elif blind == blind_smallest:
-                    blind_slots.append(slot)
-                limit = max(smallest[-1], blind_smallest)
-        cut = smallest[-1]
-        first = {slot for bound, slot in near if bound <= cut}
-        return bounds, sorted(first.union(blind_slots))
+                if blind < blind_least:
+                    blind_least, blind_rows = blind, []
+                if blind == blind_least:
+                    blind_rows.append(len(bounds))
+            bounds.append(bound)
+        return bounds, blind_rows
 
     def _least(self, depth: int, eviction: float) -> tuple[float, float, float]:
         """Return p and p̃ at scale 1, and ev per squared token held, where all of `depth` is found."""
@@ -390,12 +382,27 @@ class Evaluation:
         """Seconds to compute `new` tokens at the end of the prompt, on a replica of scale 1."""
         return new * (self.alpha + self.beta * (self.prompt_tokens - 0.5 * new))
 
+    def _holders(self) -> list[Slot]:
+        """Return the eligible replicas that hold the deepest prefix."""
+        deepest, frontier, allowed = self.deepest, self.frontier, self.fleet.allowed
+        holders, start = [], 0
+        for _ in range(deepest.count(frontier)):  # a list searches itself faster than a loop does
+            slot = Slot(deepest.index(frontier, start))
+            if slot in allowed:
+                holders.append(slot)
+            start = slot + 1
+        return holders
+
     def _best_credit(self, holders: list[Slot]) -> float:
         """Return the part of a prefix that its holders are expected to find: a copy is worth no more."""
         credit, exact, ages_s = self.fleet.learned.credit, self.fleet.exact, self.overlap.age_s
+        best = 0.0
         # Most holders were never sent the prefix, or none was: few distinct ages.
-        ages = {(exact[slot], ages_s[slot]) for slot in holders}
-        return max([credit.factor[is_exact][credit.bucket(age_s)] for is_exact, age_s in ages])
+        for is_exact, age_s in {(exact[slot], ages_s[slot]) for slot in holders}:
+            factor = credit.factor[is_exact][credit.bucket(age_s)]
+            if factor > best:
+                best = factor
+        return best
 
     def _paid_s(self, depth: int, prefill_s: float, *, found: float) -> float:
         """Return p̃ at scale 1.
@@ -409,3 +416,14 @@ class Evaluation:
             return prefill_s
         warm_s = min(prefill_s, self._prefill_s(max(1.0, self.prompt_tokens - found)))
         return warm_s + (prefill_s - warm_s) / (1.0 + self.gain)
+
+
+def _smallest(bounds: list[float], count: int) -> list[int]:
+    """Return the rows of the `count` smallest numbers, and of those equal to the last of them."""
+    ordered = sorted(bounds)
+    rows, row, before = [], -1, math.nan
+    for bound in ordered[: bisect_right(ordered, ordered[count - 1])]:
+        row = bounds.index(bound, row + 1 if bound == before else 0)
+        before = bound
+        rows.append(row)
+    return rows

@@ -37,10 +37,9 @@ class Flight:
     tried: list[Slot]
     """Replicas that could not be reached in earlier attempts."""
     choices: list[Choice]
-    ages_s: list[float]
-    """Seconds since the prefix was last sent to each choice, before this dispatch."""
-    confirmed: list[int]
-    """Tokens that each choice was known to hold, by its events."""
+    held: list[tuple[float, int]]
+    """For each choice, the seconds since the prefix was last sent there, before this dispatch, and the tokens that its
+    events said it holds."""
     slot: Slot | None = None
     """Row that is charged; `None`: the replica is gone."""
     predicted_tokens: int = 0
@@ -224,12 +223,12 @@ class Pool:
 
     def dispatch(self, waiting: Waiting, choices: list[Choice], overlap: Overlap, now_s: float) -> None:
         """Charge the first choice of a request."""
-        ages_s = [overlap.age_s[choice.slot] for choice in choices]
-        confirmed = [overlap.confirmed[choice.slot] for choice in choices]
-        flight = Flight(waiting.request, waiting.attempts + 1, waiting.tried, choices, ages_s, confirmed)
-        self.flights[waiting.request.id] = flight
+        request, ages_s, confirmed = waiting.request, overlap.age_s, overlap.confirmed
+        held = [(ages_s[choice.slot], confirmed[choice.slot]) for choice in choices]
+        flight = Flight(request, waiting.attempts + 1, waiting.tried, choices, held)
+        self.flights[request.id] = flight
         self._active_tokens = overlap.active_tokens
-        if waiting.request.route == "prefix" and waiting.request.basis != "none":
+        if request.route == "prefix" and request.basis != "none":
             self.fleet.learned.regret.follow(now_s, overlap.evicted_blocks, overlap.regretted_blocks)
         self._charge(flight, choices[0].slot, now_s)
 
@@ -416,7 +415,7 @@ class Pool:
 def _expect(flight: Flight, slot: Slot) -> None:
     """Note what was predicted for `slot`: nothing, when it was no choice."""
     flight.predicted_tokens, flight.credit_bucket, flight.is_certain, flight.sample = 0, AGE_BUCKETS, True, None
-    for choice, age_s, confirmed in zip(flight.choices, flight.ages_s, flight.confirmed, strict=True):
+    for choice, (age_s, confirmed) in zip(flight.choices, flight.held, strict=True):
         if choice.slot == slot:
             flight.predicted_tokens, flight.credit_bucket = choice.cached_tokens, Credit.bucket(age_s)
             flight.is_certain = confirmed >= choice.cached_tokens
