@@ -20,6 +20,7 @@ from warmfront.config import CostConfig
 from warmfront.policy import prices
 from warmfront.policy.base import RATE_WINDOW_S, Fleet, cached_tokens_max
 from warmfront.policy.estimators import AGE_BUCKETS, TURN_BUCKETS
+from warmfront.policy.pressure import Pressure
 from warmfront.policy.prices import Costs
 from warmfront.types import Overlap, Request, Slot
 
@@ -54,6 +55,7 @@ class Evaluation:
         "overlap",
         "own_decay",
         "own_weight",
+        "pressure",
         "price_base",
         "prompt_tokens",
         "session_tokens",
@@ -71,6 +73,7 @@ class Evaluation:
         *,
         prefix_rate: float,
         mean_cost_s: list[float],
+        pressure: Pressure,
         doubt: float = 0.0,
     ) -> None:
         """Compute what is the same for all replicas.
@@ -82,11 +85,12 @@ class Evaluation:
             config: Constants.
             prefix_rate: Requests per second that begin like the deepest known part of this prompt.
             mean_cost_s: c̄, one row per slot.
+            pressure: Of the pool.
             doubt: Part of the cache's advantage that does not count.
         """
         learned = fleet.learned
         self.overlap, self.fleet, self.config, self.mean_cost_s = overlap, fleet, config, mean_cost_s
-        self.doubt = doubt
+        self.pressure, self.doubt = pressure, doubt
         self.prompt_tokens = prompt_tokens = request.prompt_tokens
         self.output_tokens = output_tokens = learned.expected_output_tokens(request.output_tokens_max)
         self.alpha = alpha = learned.prefill.alpha
@@ -311,18 +315,14 @@ class Evaluation:
         fleet, config = self.fleet, self.config
         now_s, weight, tokens = fleet.now_s, self.decode_weight, self.shared_tokens
         base, own, price_max = self.price_base, self.stall_own, config.price_max
-        own_decay, arrivals_mean = self.own_decay, self.arrival_weight * self.arrivals_mean
-        own_arrivals = self.arrival_weight * own_decay
-        idle_mean, idle_min = 1.0 - self.busy_mean, 1.0 - config.utilisation_max
-        future, cold_s = config.future_weight * self.later_turns, self.full_prefill
+        future, cold_s, arrival_weight = config.future_weight * self.later_turns, self.full_prefill, self.arrival_weight
         columns = zip(
             fleet.pending_s,
             fleet.busy_since_s,
             fleet.next_step_s,
             fleet.next_step_token_s,
             fleet.weight,
-            fleet.arrivals,
-            fleet.work_s,
+            self.pressure.column(fleet),
             fleet.learned.prefill.scale,
             array("d", self.overlap.resident_tokens),  # as floats: mixed arithmetic costs three times as much
             self.mean_cost_s,
@@ -335,7 +335,7 @@ class Evaluation:
         bounds: list[float] = []
         blind_least = math.inf
         blind_rows: list[int] = []
-        for pending_s, since_s, step_s, token_s, weighed, arrivals, work_s, scale, held, mean_s, depth in rows:
+        for pending_s, since_s, step_s, token_s, weighed, pressure, scale, held, mean_s, depth in rows:
             if depth != known_depth:  # most replicas hold nothing, or the same
                 if depth not in least:
                     least[depth] = self._least(depth, unit)
@@ -344,10 +344,7 @@ class Evaluation:
             half = 0.5 * pending_s
             if wait < half:
                 wait = half
-            idle = idle_mean - own_decay * work_s
-            if idle < idle_min:
-                idle = idle_min
-            price = base + own * weighed + (arrivals_mean + own_arrivals * arrivals) * (wait + scale * prefill_s) / idle
+            price = base + own * weighed + arrival_weight * pressure * (wait + scale * prefill_s)
             if price > price_max:
                 price = price_max
             price *= scale
