@@ -104,14 +104,15 @@ class Evaluation:
         self.deepest, self.host = deepest, host
         self.frontier = frontier = fleet.deepest(deepest)
         self.gain = self.found = 0.0
-        if prefix_rate and frontier:
-            holders = self._holders()
+        if prefix_rate and frontier and deepest.count(frontier) < len(deepest):  # else nobody could make a copy
+            copies, credit = self._copies()
             # N: requests that would pay back one more copy of the deepest prefix
-            self.gain = prefix_rate * config.copy_horizon_s / (len(holders) + 1)
-            self.found = frontier * self._best_credit(holders)
-        self.full_prefill = self._prefill_s(max(1.0, prompt_tokens))
-        self.full_paid = self._paid_s(0, self.full_prefill, found=self.found)
-        self.loads_s = fleet.adapters.loads_s(request.adapter, fleet.now_s)
+            self.gain = prefix_rate * config.copy_horizon_s / (copies + 1)
+            self.found = frontier * credit
+        self.full_prefill = self.full_paid = self._prefill_s(max(1.0, prompt_tokens))
+        if self.gain:
+            self.full_paid = self._paid_s(0, self.full_prefill, found=self.found)
+        self.loads_s = None if request.adapter is None else fleet.adapters.loads_s(request.adapter, fleet.now_s)
         # What is the same for all replicas in the price of prefill work. Others count by their weight over our own.
         self.own_weight = own_weight = fleet.weight_of(request.priority)
         requests, weight_total, arrivals, work_s = fleet.burden()
@@ -172,7 +173,7 @@ class Evaluation:
         limit_size: int | None = None
         limit = prompt_tokens - 1 if prompt_tokens else 0
         length = float(prompt_tokens)  # arithmetic on floats alone is the interpreter's fast path
-        cold_new = max(1.0, length)
+        cold_new = length if length > 1.0 else 1.0
         adapter_load = 0.0
         found: list[Costs] = []
         for slot in slots:
@@ -379,27 +380,26 @@ class Evaluation:
         """Seconds to compute `new` tokens at the end of the prompt, on a replica of scale 1."""
         return new * (self.alpha + self.beta * (self.prompt_tokens - 0.5 * new))
 
-    def _holders(self) -> list[Slot]:
-        """Return the eligible replicas that hold the deepest prefix."""
-        deepest, frontier, allowed = self.deepest, self.frontier, self.fleet.allowed
-        holders, start = [], 0
+    def _copies(self) -> tuple[int, float]:
+        """Return how many eligible replicas hold the deepest prefix, and the best credit among them.
+
+        The credit is the part of it that they are expected to find: another copy is worth no more.
+        """
+        deepest, frontier, fleet, ages_s = self.deepest, self.frontier, self.fleet, self.overlap.age_s
+        allowed, exact, credit = fleet.allowed, fleet.exact, fleet.learned.credit
+        copies, best, start = 0, 0.0, 0
+        known: tuple[bool, float] | None = None
         for _ in range(deepest.count(frontier)):  # a list searches itself faster than a loop does
             slot = Slot(deepest.index(frontier, start))
-            if slot in allowed:
-                holders.append(slot)
             start = slot + 1
-        return holders
-
-    def _best_credit(self, holders: list[Slot]) -> float:
-        """Return the part of a prefix that its holders are expected to find: a copy is worth no more."""
-        credit, exact, ages_s = self.fleet.learned.credit, self.fleet.exact, self.overlap.age_s
-        best = 0.0
-        # Most holders were never sent the prefix, or none was: few distinct ages.
-        for is_exact, age_s in {(exact[slot], ages_s[slot]) for slot in holders}:
-            factor = credit.factor[is_exact][credit.bucket(age_s)]
-            if factor > best:
-                best = factor
-        return best
+            if slot not in allowed:
+                continue
+            copies += 1
+            kind = exact[slot], ages_s[slot]
+            if kind != known:  # most holders were never sent the prefix
+                known = kind
+                best = max(best, credit.factor[kind[0]][credit.bucket(kind[1])])
+        return copies, best
 
     def _paid_s(self, depth: int, prefill_s: float, *, found: float) -> float:
         """Return p̃ at scale 1.

@@ -69,8 +69,9 @@ class Watch:
         first, alternative = self._first, self._alternative
         if first is None or alternative is None or first.slot != slot:
             return
-        if alternative.blind_s + TIE_S >= first.blind_s:
-            alternative = first
+        cost_s = alternative_s = first.single_s
+        if alternative.blind_s + TIE_S < first.blind_s:
+            alternative_s = alternative.single_s
         learned = fleet.learned
         self._decisions += 1
         self._differing += self._differs
@@ -78,8 +79,8 @@ class Watch:
             slot,
             self._guard.entered(fleet.rng) if self._differs else None,
             self._by_rival,
-            first.single_s,
-            alternative.single_s,
+            cost_s,
+            alternative_s,
             first.waiting_s,
             first.own_prefill_s,
             first.price,

@@ -10,6 +10,8 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from msgspec import Struct
+
 from warmfront.config import PolicyConfig
 from warmfront.policy import registry
 from warmfront.policy.base import Ended, Fleet, Guarded, Policy, ReplicaCost, capped_tokens
@@ -31,7 +33,7 @@ class _Known(NamedTuple):
     ended: Callable[[Request, Fleet, Ended], float | None] | None
 
 
-class Decision(NamedTuple):
+class Decision(Struct, frozen=True, gc=False):
     """An ordered list of choices and a word on why: `warm`, `spill`, `cold`, `load`, `retry` or `policy_error`."""
 
     choices: list[Choice]

@@ -87,8 +87,8 @@ class Pool:
     """Tokens of distinct blocks in use, by slot, as the last overlap told."""
     _hidden: dict[Slot, int] = field(default_factory=dict)
     """Pending requests whose first token will not be seen."""
-    _weights: dict[Slot, float] = field(default_factory=dict)
-    """Weights of our requests in flight."""
+    _weights: list[float] = field(default_factory=list)
+    """Weights of our requests in flight, by slot."""
 
     @classmethod
     def create(cls, name: str, *, config: CostConfig, seed: int, choices_max: int) -> Pool:
@@ -187,7 +187,7 @@ class Pool:
         fleet.membership += 1
         self._peaks.pop(slot, None)
         self._hidden.pop(slot, None)
-        self._weights.pop(slot, None)
+        self._weights[slot] = 0.0
         self.touched.discard(slot)
         self.reloaded.discard(slot)
 
@@ -216,6 +216,7 @@ class Pool:
             fleet.next_step_token_s,
         ):
             rates.append(0.0)
+        self._weights.append(0.0)
         fleet.learned.grow()
         fleet.adapters.grow()
 
@@ -323,7 +324,7 @@ class Pool:
             fleet.adapters.used(slot, request.adapter, now_s)
         flight.weight = weight = fleet.weight_of(request.priority)
         fleet.in_flight[slot] += 1
-        self._weights[slot] = self._weights.get(slot, 0.0) + weight
+        self._weights[slot] += weight
         fleet.pending[slot] += 1
         fleet.pending_weight[slot] += weight
         fleet.pending_tokens[slot] += new_tokens
@@ -364,7 +365,7 @@ class Pool:
         self.touched.add(slot)
         fleet, decode = self.fleet, self.fleet.learned.decode
         fleet.requests[slot] = requests = fleet.in_flight[slot] + fleet.foreign[slot]
-        fleet.weight[slot] = weight = self._weights.get(slot, 0.0) + fleet.foreign[slot]
+        fleet.weight[slot] = weight = self._weights[slot] + fleet.foreign[slot]
         fleet.next_step_s[slot] = decode.seconds(slot, requests + 1.0, fleet.context_tokens[slot])
         fleet.next_step_token_s[slot] = decode.per_token[slot] * (weight + 1.0)
 
