@@ -40,3 +40,26 @@ def test_terms_add_up_to_the_very_cost_that_decides(draw: st.DataObject) -> None
     totals = sorted(cost.total for cost in explained.values())
     within_tie = [total for total in totals if total <= totals[count - 1] + TIE_S]
     assert sorted(cost.total_s for cost in used)[: len(within_tie)] == within_tie
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(draw=st.data())
+def test_a_bound_never_exceeds_the_cost_whatever_happened_since_the_pressure_was_measured(draw: st.DataObject) -> None:
+    world = random_world(draw)
+    pool = world.router._pools["m"]
+    policy = world.router._decider._policy(pool.fleet)[0]
+    assert isinstance(policy, MarginalCost)
+    policy._pressure.column(pool.fleet)
+    for _ in range(draw.draw(st.integers(0, 4))):
+        world.now_s += draw.draw(st.floats(0, 0.04))
+        world.send(prefix_key=draw.draw(st.integers(0, 4)), prompt_tokens=draw.draw(st.integers(1, 9000)))
+    asked = world.new(prefix_key=draw.draw(st.integers(0, 4)), prompt_tokens=draw.draw(st.integers(1, 9000)))
+    overlap = padded(world.index.overlap(asked), pool.fleet.slots)
+    evaluation = policy._evaluation(asked, overlap, pool.fleet)
+    costs = evaluation.costs(pool.fleet.eligible)
+    bounds, cheapest_blind = evaluation._bounds()
+    for bound, cost in zip(bounds, costs, strict=True):
+        assert bound <= cost.total_s + 1e-9
+    assert cheapest_blind
+    for row in cheapest_blind:
+        assert bounds[row] <= min(cost.blind_s for cost in costs) + 1e-9

@@ -64,10 +64,14 @@ class Fleet:
         """Grows whenever a slot gets or loses its replica."""
         self.eligible: list[Slot] = []
         """Slots that may be chosen: present, ready, and not tried already by the request in hand. Set by `allow`."""
+        self.allowed: frozenset[Slot] = frozenset()
+        """The same as a set."""
         self.is_eligible: list[bool] = []
         """The same as a column."""
         self.is_everyone = True
         """Every row may be chosen: columns need no filter."""
+        self.capacity_min = self.capacity_max = 0
+        """Tokens of the smallest and the largest KV memory that may be chosen; 0 stands for one that is not known."""
         self.choices_max = 1
         self.priority_step = 1.0
         """How much more a request weighs than one whose priority is 1 higher."""
@@ -125,11 +129,19 @@ class Fleet:
 
     def allow(self, slots: list[Slot]) -> None:
         """Say which slots may be chosen."""
-        self.eligible = slots
+        self.eligible, self.allowed = slots, frozenset(slots)
         self.is_everyone = len(slots) == self.slots
         self.is_eligible = [False] * self.slots
         for slot in slots:
             self.is_eligible[slot] = True
+        capacities = [self.capacity_tokens[slot] or 0 for slot in slots]
+        self.capacity_min, self.capacity_max = min(capacities, default=0), max(capacities, default=0)
+
+    def burden(self) -> tuple[float, float, float, float]:
+        """Sum `requests`, `weight`, `arrivals` and `work_s` over the eligible slots."""
+        if self.is_everyone:
+            return sum(self.requests), sum(self.weight), sum(self.arrivals), sum(self.work_s)
+        return self.total(self.requests), self.total(self.weight), self.total(self.arrivals), self.total(self.work_s)
 
     def total(self, column: list[float] | list[int]) -> float:
         """Sum a column over the eligible slots."""

@@ -10,13 +10,17 @@ Source: docs/explanation/policies.md, section "marginal_cost", with the same sym
 
 from __future__ import annotations
 
+import math
+from array import array
+from bisect import bisect_right
 from collections.abc import Iterable
 from itertools import compress
 
 from warmfront.config import CostConfig
 from warmfront.policy import prices
 from warmfront.policy.base import RATE_WINDOW_S, Fleet, cached_tokens_max
-from warmfront.policy.estimators import TURN_BUCKETS
+from warmfront.policy.estimators import AGE_BUCKETS, TURN_BUCKETS
+from warmfront.policy.pressure import Pressure
 from warmfront.policy.prices import Costs
 from warmfront.types import Overlap, Request, Slot
 
@@ -51,6 +55,7 @@ class Evaluation:
         "overlap",
         "own_decay",
         "own_weight",
+        "pressure",
         "price_base",
         "prompt_tokens",
         "session_tokens",
@@ -68,6 +73,7 @@ class Evaluation:
         *,
         prefix_rate: float,
         mean_cost_s: list[float],
+        pressure: Pressure,
         doubt: float = 0.0,
     ) -> None:
         """Compute what is the same for all replicas.
@@ -79,37 +85,44 @@ class Evaluation:
             config: Constants.
             prefix_rate: Requests per second that begin like the deepest known part of this prompt.
             mean_cost_s: c̄, one row per slot.
+            pressure: Of the pool.
             doubt: Part of the cache's advantage that does not count.
         """
         learned = fleet.learned
         self.overlap, self.fleet, self.config, self.mean_cost_s = overlap, fleet, config, mean_cost_s
-        self.doubt = doubt
+        self.pressure, self.doubt = pressure, doubt
         self.prompt_tokens = prompt_tokens = request.prompt_tokens
         self.output_tokens = output_tokens = learned.expected_output_tokens(request.output_tokens_max)
         self.alpha = alpha = learned.prefill.alpha
         self.beta = learned.prefill.beta
         # Reuse: tiers whose loading costs less than computing count.
-        self.deepest = self.host = overlap.device
+        deepest = host = overlap.device
         if alpha > config.host_load_s:
-            self.deepest = self.host = overlap.host
+            deepest = host = overlap.host
             if alpha > config.disk_load_s:
-                self.deepest = overlap.disk
-        self.frontier = fleet.deepest(self.deepest)
-        self.gain = self._copies_gain(prefix_rate) if prefix_rate and self.frontier else 0.0
-        self.found = self.frontier * self._frontier_credit() if self.gain else 0.0
-        self.full_prefill = self._prefill_s(max(1.0, prompt_tokens))
-        self.full_paid = self._paid_s(0, self.full_prefill, found=self.found)
-        self.loads_s = fleet.adapters.loads_s(request.adapter, fleet.now_s)
+                deepest = overlap.disk
+        self.deepest, self.host = deepest, host
+        self.frontier = frontier = fleet.deepest(deepest)
+        self.gain = self.found = 0.0
+        if prefix_rate and frontier and deepest.count(frontier) < len(deepest):  # else nobody could make a copy
+            copies, credit = self._copies()
+            # N: requests that would pay back one more copy of the deepest prefix
+            self.gain = prefix_rate * config.copy_horizon_s / (copies + 1)
+            self.found = frontier * credit
+        self.full_prefill = self.full_paid = self._prefill_s(max(1.0, prompt_tokens))
+        if self.gain:
+            self.full_paid = self._paid_s(0, self.full_prefill, found=self.found)
+        self.loads_s = None if request.adapter is None else fleet.adapters.loads_s(request.adapter, fleet.now_s)
         # What is the same for all replicas in the price of prefill work. Others count by their weight over our own.
         self.own_weight = own_weight = fleet.weight_of(request.priority)
-        weight_total = fleet.total(fleet.weight)
-        self.usual_weight = weight_total / max(1.0, fleet.total(fleet.requests)) if weight_total else own_weight
+        requests, weight_total, arrivals, work_s = fleet.burden()
+        self.usual_weight = weight_total / max(1.0, requests) if weight_total else own_weight
         mix = config.fleet_mix
         mean, own, decay = mix / len(fleet.eligible), 1.0 - mix, fleet.decay() / RATE_WINDOW_S
         stall = config.ttft_target_s / (learned.expected_output_tokens(None) * config.tpot_target_s) / own_weight
         self.price_base = 1.0 + stall * mean * weight_total
-        self.arrivals_mean = mean * decay * fleet.total(fleet.arrivals)
-        self.busy_mean = mean * decay * fleet.total(fleet.work_s)
+        self.arrivals_mean = mean * decay * arrivals
+        self.busy_mean = mean * decay * work_s
         self.stall_own, self.own_decay, self.arrival_weight = (
             stall * own,
             own * decay,
@@ -140,7 +153,7 @@ class Evaluation:
         prompt_tokens, output_tokens = self.prompt_tokens, self.output_tokens
         alpha, beta, scales = self.alpha, self.beta, learned.prefill.scale
         deepest, host, device, ages = self.deepest, self.host, overlap.device, overlap.age_s
-        credits, bucket = learned.credit.factor, learned.credit.bucket
+        credits, bucket, unsent = learned.credit.factor, learned.credit.bucket, AGE_BUCKETS
         frontier, gain, full_prefill, full_paid = self.frontier, self.gain, self.full_prefill, self.full_paid
         warm_new = max(1.0, prompt_tokens - self.found)
         price_base, stall_own, price_max = self.price_base, self.stall_own, config.price_max
@@ -158,7 +171,10 @@ class Evaluation:
         future = config.future_weight * later_turns
         exact, block_size, doubt = fleet.exact, fleet.block_size, self.doubt
         limit_size: int | None = None
-        limit = cached_tokens_max(prompt_tokens, limit_size)
+        limit = prompt_tokens - 1 if prompt_tokens else 0
+        length = float(prompt_tokens)  # arithmetic on floats alone is the interpreter's fast path
+        cold_new = length if length > 1.0 else 1.0
+        adapter_load = 0.0
         found: list[Costs] = []
         for slot in slots:
             depth, scale = deepest[slot], scales[slot]
@@ -169,28 +185,30 @@ class Evaluation:
                     limit_size = block_size[slot]
                     limit = cached_tokens_max(prompt_tokens, limit_size)
                 cached = depth if depth < limit else limit
-                credit = credits[exact[slot]][bucket(ages[slot])]
-                new = prompt_tokens - credit * cached
+                age_s = ages[slot]
+                credit = credits[exact[slot]][unsent if age_s < 0.0 else bucket(age_s)]
+                new = length - credit * cached
                 if new < 1.0:
                     new = 1.0
-                own_prefill = scale * new * (alpha + beta * (prompt_tokens - 0.5 * new))
+                own_prefill = scale * new * (alpha + beta * (length - 0.5 * new))
                 paid_prefill = own_prefill
                 if gain > 0.0 and depth < frontier:  # p̃: a new copy of a hot prefix is an investment
                     warm = warm_new if warm_new < new else new
-                    warm_prefill = scale * warm * (alpha + beta * (prompt_tokens - 0.5 * warm))
+                    warm_prefill = scale * warm * (alpha + beta * (length - 0.5 * warm))
                     paid_prefill = warm_prefill + (own_prefill - warm_prefill) / (1.0 + gain)
                 if depth > device[slot]:
                     load = (host[slot] - device[slot]) * host_load_s + (depth - host[slot]) * disk_load_s
                     own_prefill += load
                     paid_prefill += load
             else:
-                cached, credit, new = 0, 1.0, prompt_tokens if prompt_tokens > 1.0 else 1.0
+                cached, credit, new = 0, 1.0, cold_new
                 own_prefill = cold_prefill
                 paid_prefill = scale * full_paid
             if loads_s is not None:
-                own_prefill += loads_s[slot][0]
-                paid_prefill += loads_s[slot][1]
-                cold_prefill += loads_s[slot][1]
+                adapter_load, adapter_share = loads_s[slot]
+                own_prefill += adapter_load
+                paid_prefill += adapter_share
+                cold_prefill += adapter_share
             # W: wait for compute
             compute_wait = pending_s[slot]
             if compute_wait:
@@ -256,7 +274,7 @@ class Evaluation:
                     used,
                     gain if depth < frontier else 0.0,
                     later_turns,
-                    0.0 if loads_s is None else loads_s[slot][0],
+                    adapter_load,
                     own_weight,
                 )
             )
@@ -276,107 +294,112 @@ class Evaluation:
 
     def _pruned(self, slots: list[Slot], count: int) -> list[Costs]:
         """Evaluate the replicas of the smallest bounds, then those whose bound lies below what the first ones cost."""
-        bounds, blind_bounds = self._bounds()
-        cut, blind_cut = sorted(bounds)[count - 1], min(blind_bounds)
-        rows = zip(slots, bounds, blind_bounds, strict=True)
-        found = self.costs([slot for slot, bound, blind in rows if bound <= cut or blind <= blind_cut])
+        bounds, cheapest_blind = self._bounds()
+        first = {*_smallest(bounds, count), *cheapest_blind}
+        found = self.costs([slots[row] for row in sorted(first)])
         threshold = sorted([cost.total_s for cost in found])[count - 1] + prices.TIE_S
-        seen = {cost.slot for cost in found}
-        within = [slot for slot, bound in zip(slots, bounds, strict=True) if bound <= threshold and slot not in seen]
-        return found + self.costs(within)
+        for row in first:
+            bounds[row] = math.inf  # done
+        if min(bounds) <= threshold:
+            found += self.costs([slot for slot, bound in zip(slots, bounds, strict=True) if bound <= threshold])
+        return found
 
-    def _bounds(self) -> tuple[list[float], list[float]]:
-        """Return W + T + (p̃ + ev)·X of each eligible replica with the least p̃ and ev: it never costs less.
+    def _bounds(self) -> tuple[list[float], list[int]]:
+        """Bound the cost of each eligible replica from below by W + T + F + (p̃ + ev)·X with the least p̃ and ev.
 
-        The second list is the same with a cold prefill: the least cost by load alone.
+        The least p̃ is that of a prefix found as deep as it can be. The least ev takes the regret of the fleet's best
+        cache and the size of its largest one. With a cold prefill instead of p̃ it bounds the cost by load alone.
 
-        The least p̃ is that of a prefix found as deep as it can be; there are few different depths, so it comes from a
-        table. The least ev takes the regret of the fleet's best cache and the size of its largest one.
+        Returns:
+            A bound for each eligible replica, in order, and the rows of the smallest ones by load alone.
         """
-        fleet, deepest, config = self.fleet, self.deepest, self.config
+        fleet, config = self.fleet, self.config
         now_s, weight, tokens = fleet.now_s, self.decode_weight, self.shared_tokens
         base, own, price_max = self.price_base, self.stall_own, config.price_max
-        arrivals_mean, busy_mean, busy_max = self.arrivals_mean, self.busy_mean, config.utilisation_max
-        own_decay, arrival_weight = self.own_decay, self.arrival_weight
-        future = config.future_weight * self.later_turns
-        least = self._least_by_depth()
+        future, cold_s, arrival_weight = config.future_weight * self.later_turns, self.full_prefill, self.arrival_weight
         columns = zip(
             fleet.pending_s,
             fleet.busy_since_s,
             fleet.next_step_s,
             fleet.next_step_token_s,
             fleet.weight,
-            fleet.arrivals,
-            fleet.work_s,
+            self.pressure.column(fleet),
             fleet.learned.prefill.scale,
-            self.overlap.resident_tokens,
+            array("d", self.overlap.resident_tokens),  # as floats: mixed arithmetic costs three times as much
             self.mean_cost_s,
-            deepest,
+            self.deepest,
             strict=False,  # an overlap may have rows for slots that are not known here yet
         )
         rows = columns if fleet.is_everyone else compress(columns, fleet.is_eligible)
-        cold_s, bounds, blind_bounds = self.full_prefill, [], []
-        for pending_s, since_s, step_s, token_s, weighed, arrivals, work_s, scale, held, mean_s, depth in rows:
-            prefill_s, paid_s, eviction = least[depth]
+        unit, known_depth = self._eviction_least(), -1
+        least: dict[int, tuple[float, float, float]] = {}
+        bounds: list[float] = []
+        blind_least = math.inf
+        blind_rows: list[int] = []
+        for pending_s, since_s, step_s, token_s, weighed, pressure, scale, held, mean_s, depth in rows:
+            if depth != known_depth:  # most replicas hold nothing, or the same
+                if depth not in least:
+                    least[depth] = self._least(depth, unit)
+                known_depth, (prefill_s, paid_s, eviction) = depth, least[depth]
             wait = pending_s - now_s + since_s
             half = 0.5 * pending_s
             if wait < half:
                 wait = half
-            busy = busy_mean + own_decay * work_s
-            if busy > busy_max:
-                busy = busy_max
-            rate = arrivals_mean + own_decay * arrivals
-            price = base + own * weighed + arrival_weight * rate * (wait + scale * prefill_s) / (1.0 - busy)
+            price = base + own * weighed + arrival_weight * pressure * (wait + scale * prefill_s)
             if price > price_max:
                 price = price_max
-            rest = wait + weight * (step_s + token_s * tokens) + future * mean_s
-            work_price = price * scale
-            forced = eviction * held * held
-            bounds.append(rest + work_price * (paid_s + forced))
-            blind_bounds.append(rest + work_price * (cold_s + forced))
-        return bounds, blind_bounds
+            price *= scale
+            rest = wait + weight * (step_s + token_s * tokens) + future * mean_s + price * eviction * held * held
+            bound = rest + price * paid_s
+            if bound <= blind_least:
+                blind = rest + price * cold_s  # never below the bound
+                if blind < blind_least:
+                    blind_least, blind_rows = blind, []
+                if blind == blind_least:
+                    blind_rows.append(len(bounds))
+            bounds.append(bound)
+        return bounds, blind_rows
 
-    def _least_by_depth(self) -> dict[int, tuple[float, float, float]]:
-        """Return the least p and p̃ at scale 1 and the least ev per squared token held, for every depth that occurs."""
-        unit = self._eviction_least()
-        least = {}
-        for depth in set(self.deepest):
-            new = max(1.0, self.prompt_tokens - depth)
-            prefill_s = self._prefill_s(new)
-            paid_s = self._paid_s(depth, prefill_s, found=self.frontier)
-            least[depth] = prefill_s, paid_s, unit * (new + self.session_tokens)
-        return least
+    def _least(self, depth: int, eviction: float) -> tuple[float, float, float]:
+        """Return p and p̃ at scale 1, and ev per squared token held, where all of `depth` is found."""
+        new = max(1.0, self.prompt_tokens - depth)
+        prefill_s = self._prefill_s(new)
+        paid_s = self._paid_s(depth, prefill_s, found=self.frontier)
+        return prefill_s, paid_s, eviction * (new + self.session_tokens)
 
     def _eviction_least(self) -> float:
         """Return ev of the fleet's most forgiving cache, per token that comes and squared token that is held."""
-        capacity = self.fleet.capacity_tokens
-        capacities = [capacity[slot] or 0 for slot in self.fleet.eligible]
-        if not min(capacities):
+        if not self.fleet.capacity_min:
             return 0.0
-        return self._eviction_unit() * min(self.fleet.learned.regret.share) / max(capacities) ** 2
+        return self._eviction_unit() * min(self.fleet.learned.regret.share) / self.fleet.capacity_max**2
 
     def _eviction_unit(self) -> float:
         return self.config.eviction_weight * self.alpha * self.usual_weight / self.own_weight
-
-    def _copies_gain(self, prefix_rate: float) -> float:
-        """Return N: requests that would pay back one more copy of the deepest prefix."""
-        deepest, eligible = self.deepest, self.fleet.eligible
-        everywhere = len(deepest) == len(eligible)
-        copies = (deepest if everywhere else [deepest[slot] for slot in eligible]).count(self.frontier)
-        return prefix_rate * self.config.copy_horizon_s / (copies + 1)
 
     def _prefill_s(self, new: float) -> float:
         """Seconds to compute `new` tokens at the end of the prompt, on a replica of scale 1."""
         return new * (self.alpha + self.beta * (self.prompt_tokens - 0.5 * new))
 
-    def _frontier_credit(self) -> float:
-        """Return the part of the deepest prefix that its holders are expected to find: a copy is worth no more."""
-        fleet, frontier, credit = self.fleet, self.frontier, self.fleet.learned.credit
-        columns = zip(fleet.exact, self.overlap.age_s, self.deepest, strict=False)
-        rows = columns if fleet.is_everyone else compress(columns, fleet.is_eligible)
-        # Most holders were never sent the prefix, or none was: few distinct ages.
-        holders = {(exact, age_s) for exact, age_s, depth in rows if depth == frontier}
-        return max([credit.factor[exact][credit.bucket(age_s)] for exact, age_s in holders])
+    def _copies(self) -> tuple[int, float]:
+        """Return how many eligible replicas hold the deepest prefix, and the best credit among them.
+
+        The credit is the part of it that they are expected to find: another copy is worth no more.
+        """
+        deepest, frontier, fleet, ages_s = self.deepest, self.frontier, self.fleet, self.overlap.age_s
+        allowed, exact, credit = fleet.allowed, fleet.exact, fleet.learned.credit
+        copies, best, start = 0, 0.0, 0
+        known: tuple[bool, float] | None = None
+        for _ in range(deepest.count(frontier)):  # a list searches itself faster than a loop does
+            slot = Slot(deepest.index(frontier, start))
+            start = slot + 1
+            if slot not in allowed:
+                continue
+            copies += 1
+            kind = exact[slot], ages_s[slot]
+            if kind != known:  # most holders were never sent the prefix
+                known = kind
+                best = max(best, credit.factor[kind[0]][credit.bucket(kind[1])])
+        return copies, best
 
     def _paid_s(self, depth: int, prefill_s: float, *, found: float) -> float:
         """Return p̃ at scale 1.
@@ -390,3 +413,14 @@ class Evaluation:
             return prefill_s
         warm_s = min(prefill_s, self._prefill_s(max(1.0, self.prompt_tokens - found)))
         return warm_s + (prefill_s - warm_s) / (1.0 + self.gain)
+
+
+def _smallest(bounds: list[float], count: int) -> list[int]:
+    """Return the rows of the `count` smallest numbers, and of those equal to the last of them."""
+    ordered = sorted(bounds)
+    rows, row, before = [], -1, math.nan
+    for bound in ordered[: bisect_right(ordered, ordered[count - 1])]:
+        row = bounds.index(bound, row + 1 if bound == before else 0)
+        before = bound
+        rows.append(row)
+    return rows

@@ -19,6 +19,7 @@ from warmfront.policy import prices
 from warmfront.policy.affinity import mix
 from warmfront.policy.base import RATE_WINDOW_S, Ended, Fleet, Guarded, ReplicaCost
 from warmfront.policy.evaluation import Evaluation
+from warmfront.policy.pressure import Pressure
 from warmfront.policy.prices import Costs
 from warmfront.policy.watch import Watch
 from warmfront.types import Choice, Overlap, Request, Slot
@@ -32,6 +33,7 @@ class MarginalCost:
     def __init__(self, config: PolicyConfig) -> None:
         self._config = config.cost
         self._watch = Watch(config)
+        self._pressure = Pressure(config.cost)
         self._popularity: dict[int, tuple[float, float]] = {}
         self._mean_cost_s: list[float] = []
         self._ids: list[str | None] = []
@@ -94,6 +96,7 @@ class MarginalCost:
             self._config,
             prefix_rate=rate,
             mean_cost_s=self._mean_cost_s,
+            pressure=self._pressure,
             doubt=1.0 - self._watch.credit,
         )
 

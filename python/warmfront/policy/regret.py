@@ -9,14 +9,14 @@ where all do that collapses; the work imposed on others must stay in the sum, at
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from msgspec import Struct
 
 from warmfront.policy.base import Ended
 from warmfront.policy.estimators import Learned
 from warmfront.types import Request, Slot
 
 
-class Bet(NamedTuple):
+class Bet(Struct, frozen=True, gc=False):
     """What was expected of one decision. Seconds, but for counts."""
 
     slot: Slot

@@ -7,8 +7,7 @@ never stand.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from operator import attrgetter
+from collections.abc import Sequence
 
 from warmfront.config import PolicyConfig
 from warmfront.policy.base import Ended, Fleet, Guarded
@@ -16,8 +15,6 @@ from warmfront.policy.guard import Guard
 from warmfront.policy.prices import TIE_S, Costs, decode_share
 from warmfront.policy.regret import Bet, regret_s
 from warmfront.types import Request, RequestId, Slot
-
-_by_load, _by_cache = attrgetter("blind_s"), attrgetter("trusting_s")
 
 
 class Watch:
@@ -53,13 +50,13 @@ class Watch:
         """
         first = self._first = ranked[0]
         self._differs = self._by_rival = False
-        by_load = self._alternative = _cheapest(costs, fleet, _by_load)
+        by_load = self._alternative = _cheapest(costs, fleet)
         if not request.stream or request.route == "load" or request.basis == "none":
             return ranked
         if self._guard.rival == "load":
             rival, gain_s = by_load, first.blind_s - by_load.blind_s
         else:
-            rival = _cheapest(costs, fleet, _by_cache)
+            rival = min(costs, key=lambda cost: (cost.trusting_s, fleet.last_used[cost.slot]))
             gain_s = first.trusting_s - rival.trusting_s
         self._differs = gain_s > TIE_S
         if not self._differs or not self._guard.is_rivals_turn:
@@ -72,8 +69,9 @@ class Watch:
         first, alternative = self._first, self._alternative
         if first is None or alternative is None or first.slot != slot:
             return
-        if alternative.blind_s + TIE_S >= first.blind_s:
-            alternative = first
+        cost_s = alternative_s = first.single_s
+        if alternative.blind_s + TIE_S < first.blind_s:
+            alternative_s = alternative.single_s
         learned = fleet.learned
         self._decisions += 1
         self._differing += self._differs
@@ -81,8 +79,8 @@ class Watch:
             slot,
             self._guard.entered(fleet.rng) if self._differs else None,
             self._by_rival,
-            first.single_s,
-            alternative.single_s,
+            cost_s,
+            alternative_s,
             first.waiting_s,
             first.own_prefill_s,
             first.price,
@@ -116,9 +114,12 @@ class Watch:
         )
 
 
-def _cheapest(costs: Sequence[Costs], fleet: Fleet, measure: Callable[[Costs], float]) -> Costs:
-    """Return the cheapest; among equals the one unused for longest."""
-    cheapest = min(costs, key=measure)
-    least_s = measure(cheapest)
-    equals = [cost for cost in costs if measure(cost) == least_s]
-    return cheapest if len(equals) == 1 else min(equals, key=lambda cost: fleet.last_used[cost.slot])
+def _cheapest(costs: Sequence[Costs], fleet: Fleet) -> Costs:
+    """Return the cheapest by load alone; among equals the one unused for longest."""
+    cheapest, last_used = costs[0], fleet.last_used
+    least_s = cheapest.blind_s
+    for cost in costs:
+        blind_s = cost.blind_s
+        if blind_s < least_s or (blind_s == least_s and last_used[cost.slot] < last_used[cheapest.slot]):
+            cheapest, least_s = cost, blind_s
+    return cheapest

@@ -10,6 +10,8 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from msgspec import Struct
+
 from warmfront.config import PolicyConfig
 from warmfront.policy import registry
 from warmfront.policy.base import Ended, Fleet, Guarded, Policy, ReplicaCost, capped_tokens
@@ -31,7 +33,7 @@ class _Known(NamedTuple):
     ended: Callable[[Request, Fleet, Ended], float | None] | None
 
 
-class Decision(NamedTuple):
+class Decision(Struct, frozen=True, gc=False):
     """An ordered list of choices and a word on why: `warm`, `spill`, `cold`, `load`, `retry` or `policy_error`."""
 
     choices: list[Choice]
@@ -132,11 +134,11 @@ class Decider:
 
     def _choose(self, policy: Policy, request: Request, overlap: Overlap, fleet: Fleet) -> list[Choice]:
         ranked = list(policy.choose(request, overlap, fleet)[: fleet.choices_max])
-        slots, is_eligible = [choice.slot for choice in ranked], fleet.is_eligible
-        for slot in slots:
-            if not 0 <= slot < len(is_eligible) or not is_eligible[slot]:
-                raise ValueError(f"policy {self._config.name} chose slot {slot}, which may not be chosen")
-        if len(set(slots)) != len(slots):
+        slots = {choice.slot for choice in ranked}
+        if not slots <= fleet.allowed:
+            others = sorted(slots - fleet.allowed)
+            raise ValueError(f"policy {self._config.name} chose slots {others}, which may not be chosen")
+        if len(slots) != len(ranked):
             raise ValueError(f"policy {self._config.name} chose a slot twice")
         return ranked
 

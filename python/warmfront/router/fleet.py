@@ -37,10 +37,9 @@ class Flight:
     tried: list[Slot]
     """Replicas that could not be reached in earlier attempts."""
     choices: list[Choice]
-    ages_s: list[float]
-    """Seconds since the prefix was last sent to each choice, before this dispatch."""
-    confirmed: list[int]
-    """Tokens that each choice was known to hold, by its events."""
+    held: list[tuple[float, int]]
+    """For each choice, the seconds since the prefix was last sent there, before this dispatch, and the tokens that its
+    events said it holds."""
     slot: Slot | None = None
     """Row that is charged; `None`: the replica is gone."""
     predicted_tokens: int = 0
@@ -88,8 +87,8 @@ class Pool:
     """Tokens of distinct blocks in use, by slot, as the last overlap told."""
     _hidden: dict[Slot, int] = field(default_factory=dict)
     """Pending requests whose first token will not be seen."""
-    _weights: dict[Slot, float] = field(default_factory=dict)
-    """Weights of our requests in flight."""
+    _weights: list[float] = field(default_factory=list)
+    """Weights of our requests in flight, by slot."""
 
     @classmethod
     def create(cls, name: str, *, config: CostConfig, seed: int, choices_max: int) -> Pool:
@@ -188,7 +187,7 @@ class Pool:
         fleet.membership += 1
         self._peaks.pop(slot, None)
         self._hidden.pop(slot, None)
-        self._weights.pop(slot, None)
+        self._weights[slot] = 0.0
         self.touched.discard(slot)
         self.reloaded.discard(slot)
 
@@ -217,6 +216,7 @@ class Pool:
             fleet.next_step_token_s,
         ):
             rates.append(0.0)
+        self._weights.append(0.0)
         fleet.learned.grow()
         fleet.adapters.grow()
 
@@ -224,12 +224,12 @@ class Pool:
 
     def dispatch(self, waiting: Waiting, choices: list[Choice], overlap: Overlap, now_s: float) -> None:
         """Charge the first choice of a request."""
-        ages_s = [overlap.age_s[choice.slot] for choice in choices]
-        confirmed = [overlap.confirmed[choice.slot] for choice in choices]
-        flight = Flight(waiting.request, waiting.attempts + 1, waiting.tried, choices, ages_s, confirmed)
-        self.flights[waiting.request.id] = flight
+        request, ages_s, confirmed = waiting.request, overlap.age_s, overlap.confirmed
+        held = [(ages_s[choice.slot], confirmed[choice.slot]) for choice in choices]
+        flight = Flight(request, waiting.attempts + 1, waiting.tried, choices, held)
+        self.flights[request.id] = flight
         self._active_tokens = overlap.active_tokens
-        if waiting.request.route == "prefix" and waiting.request.basis != "none":
+        if request.route == "prefix" and request.basis != "none":
             self.fleet.learned.regret.follow(now_s, overlap.evicted_blocks, overlap.regretted_blocks)
         self._charge(flight, choices[0].slot, now_s)
 
@@ -324,7 +324,7 @@ class Pool:
             fleet.adapters.used(slot, request.adapter, now_s)
         flight.weight = weight = fleet.weight_of(request.priority)
         fleet.in_flight[slot] += 1
-        self._weights[slot] = self._weights.get(slot, 0.0) + weight
+        self._weights[slot] += weight
         fleet.pending[slot] += 1
         fleet.pending_weight[slot] += weight
         fleet.pending_tokens[slot] += new_tokens
@@ -365,7 +365,7 @@ class Pool:
         self.touched.add(slot)
         fleet, decode = self.fleet, self.fleet.learned.decode
         fleet.requests[slot] = requests = fleet.in_flight[slot] + fleet.foreign[slot]
-        fleet.weight[slot] = weight = self._weights.get(slot, 0.0) + fleet.foreign[slot]
+        fleet.weight[slot] = weight = self._weights[slot] + fleet.foreign[slot]
         fleet.next_step_s[slot] = decode.seconds(slot, requests + 1.0, fleet.context_tokens[slot])
         fleet.next_step_token_s[slot] = decode.per_token[slot] * (weight + 1.0)
 
@@ -416,7 +416,7 @@ class Pool:
 def _expect(flight: Flight, slot: Slot) -> None:
     """Note what was predicted for `slot`: nothing, when it was no choice."""
     flight.predicted_tokens, flight.credit_bucket, flight.is_certain, flight.sample = 0, AGE_BUCKETS, True, None
-    for choice, age_s, confirmed in zip(flight.choices, flight.ages_s, flight.confirmed, strict=True):
+    for choice, (age_s, confirmed) in zip(flight.choices, flight.held, strict=True):
         if choice.slot == slot:
             flight.predicted_tokens, flight.credit_bucket = choice.cached_tokens, Credit.bucket(age_s)
             flight.is_certain = confirmed >= choice.cached_tokens

@@ -110,6 +110,8 @@ class Flow:
 
     def overflowing(self, pool: str) -> list[Waiting]:
         """Take out the newest requests of a pool beyond its bound."""
+        if self.depth(pool) <= self._config.queue_max:
+            return []
         beyond = self.waiting(pool)[self._config.queue_max :]
         for waiting in beyond:
             self.cancel(waiting.request.id)

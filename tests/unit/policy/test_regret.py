@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 from support.routing import request
 from warmfront.config import CostConfig
 from warmfront.policy.base import Ended
@@ -28,7 +29,7 @@ def bet(**changes: object) -> Bet:
         token_s=0.02,
         token_weight=20.0,
     )
-    return made._replace(**changes)
+    return replace(made, **changes)
 
 
 def regret(outcome: Ended, made: Bet | None = None) -> float | None:
