@@ -109,6 +109,8 @@ class Fleet:
         """K: prompt tokens plus half the expected outputs of all requests in flight."""
         self.output_tokens: list[float] = []
         """Expected output tokens of all requests in flight."""
+        self.admission_s: list[float] = []
+        """Seconds until the engine runs one more request; above 0 where it is known to run no more at once."""
         self.next_step_s: list[float] = []
         """τ(B + 1, K): seconds between two tokens with one more request, without that request's own context."""
         self.next_step_token_s: list[float] = []

@@ -39,6 +39,14 @@ REGRET_EVICTIONS_MAX = 20_000.0
 """Evictions of a replica beyond which older ones count half."""
 GAP_BOUND = 0.9
 """A gap stretched by prefill is believed when it is below this part of what was expected without."""
+SEQUENCES_SCRAPES = 3
+"""Reports in a row that show nearly as many running as ever, and never more, while others wait."""
+SEQUENCES_NEARLY = 0.95
+"""The last to end may not have been replaced yet."""
+SEQUENCES_WAITING = 0.05
+"""Requests that wait over those that run: fewer may only have arrived since the last step began."""
+SEQUENCES_KV_MAX = 0.9
+"""Share of KV memory above which others may wait for memory."""
 GROUPS_MAX = 8
 """First tokens after which a long busy period is cut into a sample."""
 
@@ -128,6 +136,49 @@ class Regret:
         if total_evicted > REGRET_EVICTIONS_MAX:
             total_evicted, total_regretted = 0.5 * total_evicted, 0.5 * total_regretted
         self._counts[slot] = total_evicted, total_regretted
+
+
+class Sequences:
+    """S: how many requests an engine runs at once, where it was seen to be the limit.
+
+    Engines do not announce it. What is easy to get wrong: requests also wait for a prefill that fills the steps, but
+    then the number that runs varies.
+    """
+
+    def __init__(self) -> None:
+        self.limit: list[float | None] = []
+        """S by slot; `None`: not known to matter."""
+        self._most: list[float] = []
+        self._reports: list[int] = []
+
+    def grow(self) -> None:
+        """Add a row."""
+        self.limit.append(None)
+        self._most.append(0.0)
+        self._reports.append(0)
+
+    def reset(self, slot: Slot) -> None:
+        """Forget a replica: the slot belongs to another one now."""
+        self.limit[slot], self._most[slot], self._reports[slot] = None, 0.0, 0
+
+    def seen(self, slot: Slot, *, running: float, waiting: float, kv_usage: float) -> None:
+        """Take the engine's own counts."""
+        if running > self._most[slot]:
+            self.limit[slot], self._most[slot], self._reports[slot] = None, running, 0
+        is_full = running >= SEQUENCES_NEARLY * self._most[slot]
+        if not is_full or waiting < max(1.0, SEQUENCES_WAITING * running) or kv_usage > SEQUENCES_KV_MAX:
+            self._reports[slot] = 0
+            return
+        self._reports[slot] += 1
+        if self._reports[slot] >= SEQUENCES_SCRAPES and self.limit[slot] is None:
+            self._conclude(self._most[slot], slot)
+
+    def _conclude(self, limit: float, slot: Slot) -> None:
+        """Note a limit, also for those that were never seen to run more: a pool is usually configured alike."""
+        self.limit[slot] = limit
+        for other, most in enumerate(self._most):
+            if self.limit[other] is None and most <= limit:
+                self.limit[other] = limit
 
 
 class Continuation:
@@ -220,6 +271,7 @@ class Learned:
         self.credit = Credit()
         self.continuation = Continuation(config.future_turns_max)
         self.regret = Regret(config)
+        self.sequences = Sequences()
         self.output_tokens = OUTPUT_PRIOR_TOKENS
         """ô."""
         self.new_tokens = NEW_PRIOR_TOKENS
@@ -239,6 +291,7 @@ class Learned:
         self.prefill.grow()
         self.decode.grow()
         self.regret.grow()
+        self.sequences.grow()
         self.residence_s.append(RESIDENCE_PRIOR_S)
         self._busy.append(None)
         self._prefilled_s.append(0.0)
@@ -251,6 +304,7 @@ class Learned:
         self.prefill.reset(slot)
         self.decode.reset(slot)
         self.regret.reset(slot)
+        self.sequences.reset(slot)
         self.residence_s[slot] = RESIDENCE_PRIOR_S
         self._busy[slot], self._prefilled_s[slot], self._paced_s[slot] = None, 0.0, None
         self._progress_s[slot] = 0.0
@@ -262,6 +316,13 @@ class Learned:
         if output_tokens_max is None or output_tokens_max > expected:
             return expected
         return float(output_tokens_max)
+
+    def admission_s(self, slot: Slot, requests: float) -> float:
+        """Return how long one more request than `requests` waits until one of those ends, if all cannot run at once."""
+        limit = self.sequences.limit[slot]
+        if limit is None or requests < limit:
+            return 0.0
+        return (requests + 1.0 - limit) * self.residence_s[slot] / limit
 
     def dispatched(
         self, slot: Slot, now_s: float, *, new_tokens: float, alone: bool, usable: bool, step_s: float = 0.0

@@ -161,7 +161,7 @@ class Evaluation:
         arrival_weight, busy_max, weight = self.arrival_weight, config.utilisation_max, self.decode_weight
         pending_s, busy_since_s = fleet.pending_s, fleet.busy_since_s
         steps_s, steps_token_s = fleet.next_step_s, fleet.next_step_token_s
-        weighed, arrivals, work_s = fleet.weight, fleet.arrivals, fleet.work_s
+        weighed, arrivals, work_s, admissions_s = fleet.weight, fleet.arrivals, fleet.work_s, fleet.admission_s
         capacity, outputs, foreign, kv_usage = fleet.capacity_tokens, fleet.output_tokens, fleet.foreign, fleet.kv_usage
         active, active_tokens, resident = overlap.active, overlap.active_tokens, overlap.resident_tokens
         memory_threshold, eviction_unit, regret = config.memory_threshold, self._eviction_unit(), learned.regret.share
@@ -232,7 +232,8 @@ class Evaluation:
                 price = price_max
             prefill = paid_prefill * price
             # M, mem, ev: memory
-            memory_wait = memory = eviction = used = 0.0
+            memory = eviction = used = 0.0
+            memory_wait = admissions_s[slot]
             tokens_max = capacity[slot]
             if tokens_max:
                 need = prompt_tokens - active[slot] + output_tokens
@@ -241,7 +242,9 @@ class Evaluation:
                     in_use = max(in_use, (kv_usage[slot] or 0.0) * tokens_max)
                 used = (in_use + need) / tokens_max
                 if used > memory_threshold:
-                    memory_wait, memory = self._scarcity(slot, used, need, rate)
+                    scarce_wait, memory = self._scarcity(slot, used, need, rate)
+                    if scarce_wait > memory_wait:
+                        memory_wait = scarce_wait
                 held = resident[slot]
                 if held:
                     full = held / tokens_max

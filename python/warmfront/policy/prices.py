@@ -104,7 +104,7 @@ FACTORS = (
     ("own prefill", "p", "s", "own_prefill_s"),
     ("prefill after investment", "p̃", "s", "paid_prefill_s"),
     ("wait for compute", "W", "s", "compute_wait_s"),
-    ("wait for memory", "M", "s", "memory_wait_s"),
+    ("wait for memory or a sequence", "M", "s", "memory_wait_s"),
     ("price of prefill work", "X", "1", "price"),
     ("reuse credit", "η", "1", "credit"),
     ("share of KV memory in use", "u", "1", "memory_used"),

@@ -143,6 +143,9 @@ class Pool:
         fleet.capacity_tokens[slot] = replica.capacity_tokens
         fleet.kv_usage[slot] = replica.load.kv_usage
         self.replicas[slot] = state
+        load = replica.load
+        if load.running is not None and load.waiting is not None and load.kv_usage is not None:
+            fleet.learned.sequences.seen(slot, running=load.running, waiting=load.waiting, kv_usage=load.kv_usage)
         fleet.foreign[slot] = self._foreign(slot, replica.load.running, replica.load.waiting)
         self.reloaded.add(slot)
         self._changed(slot)
@@ -212,6 +215,7 @@ class Pool:
             fleet.requests,
             fleet.weight,
             fleet.pending_weight,
+            fleet.admission_s,
             fleet.next_step_s,
             fleet.next_step_token_s,
         ):
@@ -366,6 +370,7 @@ class Pool:
         fleet, decode = self.fleet, self.fleet.learned.decode
         fleet.requests[slot] = requests = fleet.in_flight[slot] + fleet.foreign[slot]
         fleet.weight[slot] = weight = self._weights[slot] + fleet.foreign[slot]
+        fleet.admission_s[slot] = fleet.learned.admission_s(slot, requests)
         fleet.next_step_s[slot] = decode.seconds(slot, requests + 1.0, fleet.context_tokens[slot])
         fleet.next_step_token_s[slot] = decode.per_token[slot] * (weight + 1.0)
 

@@ -4,7 +4,7 @@ import random
 
 import pytest
 from warmfront.config import CostConfig
-from warmfront.policy.estimators import Continuation, Credit, Learned, Regret
+from warmfront.policy.estimators import Continuation, Credit, Learned, Regret, Sequences
 from warmfront.policy.latency import DecodeModel, PrefillModel
 from warmfront.types import Slot
 
@@ -291,3 +291,59 @@ def test_what_load_adds_to_a_step_is_learned_from_the_first_minute() -> None:
         model.sample(Slot(0), 0.014 + 5e-8 * context, number, context)
     added = model.seconds(Slot(0), 120, 120_000) - model.seconds(Slot(0), 60, 60_000)
     assert added == pytest.approx(5e-8 * 60_000, rel=0.4)
+
+
+def sequences() -> Sequences:
+    made = Sequences()
+    made.grow()
+    return made
+
+
+def test_an_engine_that_runs_no_more_while_others_wait_has_reached_its_limit() -> None:
+    made = sequences()
+    for running in (40, 256, 250, 256):
+        assert made.limit == [None]
+        made.seen(Slot(0), running=running, waiting=30, kv_usage=0.4)
+    assert made.limit == [256]
+
+
+def test_a_limit_is_forgotten_when_the_engine_runs_more() -> None:
+    made = sequences()
+    for _ in range(4):
+        made.seen(Slot(0), running=64, waiting=30, kv_usage=0.4)
+    assert made.limit == [64]
+    made.seen(Slot(0), running=90, waiting=30, kv_usage=0.4)
+    assert made.limit == [None]
+
+
+def test_a_limit_holds_for_the_pool_except_where_more_were_seen_to_run() -> None:
+    made = sequences()
+    made.grow()
+    made.grow()
+    made.seen(Slot(2), running=300, waiting=0, kv_usage=0.4)
+    for _ in range(4):
+        made.seen(Slot(0), running=256, waiting=30, kv_usage=0.4)
+    assert made.limit == [256, 256, None]
+
+
+@pytest.mark.parametrize(
+    ("running", "waiting", "kv_usage"),
+    [((5, 9, 4, 9, 6, 9), 3, 0.4), ((64,) * 6, 0, 0.4), ((64,) * 6, 3, 0.97)],
+    ids=["a long prefill", "nobody waits", "no memory"],
+)
+def test_other_reasons_to_wait_are_no_limit(running: tuple[int, ...], waiting: int, kv_usage: float) -> None:
+    made = sequences()
+    for count in running:
+        made.seen(Slot(0), running=count, waiting=waiting, kv_usage=kv_usage)
+    assert made.limit == [None]
+
+
+def test_beyond_the_limit_a_request_waits_for_the_ends_of_those_before_it() -> None:
+    learned = Learned(CostConfig())
+    learned.grow()
+    assert learned.admission_s(Slot(0), 300) == 0.0
+    for _ in range(4):
+        learned.sequences.seen(Slot(0), running=256, waiting=30, kv_usage=0.4)
+    learned.finished(Slot(0), output_tokens=None, residence_s=learned.residence_s[0])
+    assert learned.admission_s(Slot(0), 255) == 0.0
+    assert learned.admission_s(Slot(0), 255 + 128) == pytest.approx(0.5 * learned.residence_s[0])

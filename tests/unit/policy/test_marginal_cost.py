@@ -312,3 +312,18 @@ def test_answers_without_usage_tell_their_length_by_their_chunks() -> None:
         world.first_token(dispatch)
         world.step(Finished(dispatch.id, world.now_s, dispatch.choices[0].slot, 200, None, 699))
     assert world.router._pools["m"].fleet.learned.output_tokens > 600
+
+
+def test_a_warm_replica_is_left_when_its_engine_runs_no_more_requests_at_once() -> None:
+    world = World(2)
+    world.set_fleet([replica(0), replica(1, ready=False)])
+    for dispatch in [world.send() for _ in range(12)]:
+        world.first_token(dispatch)
+    warm(world, 0)
+    ready = [replica(0), replica(1)]
+    world.set_fleet(ready)
+    assert world.slot(prefix_key=PREFIX) == 0
+    full = busy(ready[0], running=8, waiting=4, kv_usage=0.2)
+    for _ in range(4):
+        world.set_fleet([full, ready[1]])
+    assert world.slot(prefix_key=PREFIX) == 1
