@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from warmfront.lab.calibrate.fit import fit
-from warmfront.lab.calibrate.probes import DecodeProbe, Measured, PrefillProbe, plan
+from warmfront.lab.calibrate.probes import DecodeProbe, Measured, PrefillProbe, decode_probes, plan
 from warmfront.reference.request import EngineRequest, StepResult
 from warmfront.sim.engine import Engine, EngineConfig
 from warmfront.sim.latency import LatencyModel, preset
@@ -91,3 +91,10 @@ def test_a_plan_grows_to_the_limits_it_is_given() -> None:
     assert todo.sequences == (1, 4, 16, 20)
     assert todo.contexts == (125, 500)
     assert todo.probes == 4 * 2 + 4 * 2
+
+
+def test_decode_probes_are_shortened_until_they_fit_the_cache() -> None:
+    todo = plan(tokens_max=4096, sequences_max=16, output_tokens=64, repeats=1)
+    assert decode_probes(todo, None) == [(1, 64), (1, 2048), (4, 64), (4, 2048), (16, 64), (16, 2048)]
+    assert decode_probes(todo, 24_576) == [(1, 64), (1, 2048), (4, 64), (4, 2048), (16, 64), (16, 704)]
+    assert decode_probes(todo, 2048) == [(1, 64), (1, 960), (4, 64), (4, 192)]

@@ -25,6 +25,10 @@ WARMUP_WORDS = 256
 """Length of the first prompt: it tells how many tokens a word has and pays for what engines compile when first used."""
 LENGTHENINGS_MAX = 5
 """How often a decode probe is tried with streams twice as long."""
+KV_SHARE = 0.5
+"""Share of the KV cache that a decode probe may fill; lengthened ones need room, too."""
+CONTEXT_MIN = 16
+"""Shorter prompts say nothing about context."""
 GAPS_MIN = 4
 """Fewer gaps in common say nothing."""
 REQUEST_TIMEOUT_S = 300.0
@@ -109,6 +113,23 @@ def plan(*, tokens_max: int, sequences_max: int, output_tokens: int, repeats: in
     return Plan(tuple(reversed(lengths)), tuple(widths), output_tokens, repeats)
 
 
+def decode_probes(todo: Plan, kv_tokens: int | None) -> list[tuple[int, int]]:
+    """Return streams and prompt tokens of each decode probe, shortened until all streams of one fit the KV cache.
+
+    Args:
+        todo: What to try.
+        kv_tokens: Capacity of the engine; `None`: not known, nothing is shortened.
+    """
+    probes: list[tuple[int, int]] = []
+    for sequences in todo.sequences:
+        room = None if kv_tokens is None else int(KV_SHARE * kv_tokens) // sequences - todo.output_tokens
+        for tokens in todo.contexts:
+            fitting = tokens if room is None else min(tokens, room)
+            if fitting >= CONTEXT_MIN and (sequences, fitting) not in probes:
+                probes.append((sequences, fitting))
+    return probes
+
+
 @dataclass(slots=True)
 class _Stream:
     """One answer as it was read."""
@@ -155,12 +176,12 @@ class Prober:
                 for _ in range(todo.repeats):
                     prefills.append(await self._prefill(tokens))
                     done()
+            kv_tokens = await self._kv_tokens()
             decodes: list[DecodeProbe] = []
-            for sequences in todo.sequences:
-                for tokens in todo.contexts:
-                    decodes.append(await self._decode(sequences, tokens, todo.output_tokens))
-                    done()
-            return Measured(self._model, prefills, decodes, await self._kv_tokens())
+            for sequences, tokens in decode_probes(todo, kv_tokens):
+                decodes.append(await self._decode(sequences, tokens, todo.output_tokens))
+                done()
+            return Measured(self._model, prefills, decodes, kv_tokens)
         except (aiohttp.ClientError, TimeoutError) as error:
             raise ProbeError(f"{self._url}: {error or type(error).__name__}") from error
 
