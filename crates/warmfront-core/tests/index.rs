@@ -277,15 +277,28 @@ fn capacity_takes_the_end_of_the_oldest_prompt_and_leaves_what_later_ones_share(
 }
 
 #[test]
-fn a_withdrawn_request_leaves_what_an_equal_one_computed() {
+fn a_withdrawn_request_leaves_what_an_equal_one_computes() {
     let index = index(1);
     let tokens = prompt(0, 3);
     index.dispatched(1, &hashes(&index, &tokens), 0, 0.0);
     index.dispatched(2, &hashes(&index, &tokens), 0, 0.0);
-    index.released(2);
     index.withdrawn(1);
-    let columns = overlap(&index, &tokens, 0.0);
-    assert_eq!((columns.device, columns.active), (vec![3], vec![0]));
+    assert_eq!(overlap(&index, &tokens, 0.0).device, [3], "the other one is still in flight");
+}
+
+#[test]
+fn without_an_event_a_withdrawn_request_leaves_nothing_where_there_are_events() {
+    let index = index(1);
+    let tokens = prompt(0, 3);
+    for (slot, feed, left) in [(0, Feed::Exact, 0), (1, Feed::Approximate, 3)] {
+        index.add_slot(slot, feed, None);
+        index.dispatched(1, &hashes(&index, &tokens), slot, 0.0);
+        index.released(1);
+        index.dispatched(2, &hashes(&index, &tokens), slot, 0.0);
+        index.withdrawn(2);
+        let columns = overlap(&index, &tokens, 0.0);
+        assert_eq!((columns.device[slot as usize], columns.active[slot as usize]), (left, 0));
+    }
 }
 
 #[test]

@@ -411,14 +411,18 @@ class Index:
                 request.prompt.in_flight -= 1
 
     def withdraw(self, id: RequestId) -> None:
-        """The request ended without having been computed: its predictions are void too."""
+        """The request ended without having been computed: its predictions are void too.
+
+        An equal dispatch may have computed the same: events say so, or one in flight will; without events it counts.
+        """
         request = self.in_flight.get(id)
         self.release(id)
         if request is None or request.prompt is None:
             return
         state, prompt = self.slots[request.slot], request.prompt
         prompt.dispatches -= 1
-        if prompt.dispatches == 0 and prompt in state.prompts:
+        is_computed = prompt.in_flight > 0 if state.exact else prompt.dispatches > 0
+        if not is_computed and prompt in state.prompts:
             state.drop(prompt)
 
     def expire(self, now_s: float) -> None:

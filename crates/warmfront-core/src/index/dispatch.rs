@@ -183,9 +183,12 @@ impl State {
     pub(super) fn withdrawn(&mut self, id: RequestId) {
         let Some(InFlight { slot, row: Some(row) }) = self.in_flight.remove(&id) else { return };
         let Some(state) = self.slot_mut(slot) else { return };
+        let has_events = state.feed == Feed::Exact;
         let prompt = state.recent.row_mut(row);
         prompt.dispatches -= 1;
-        let is_void = prompt.dispatches == 0 && state.recent.is_listed(row);
+        // Where there are events, they say what an equal dispatch computed before; one still in flight will compute it.
+        let is_computed = if has_events { prompt.in_flight > 1 } else { prompt.dispatches > 0 };
+        let is_void = !is_computed && state.recent.is_listed(row);
         self.stop_using(slot, row);
         if is_void {
             self.drop_prompt(slot, row);
