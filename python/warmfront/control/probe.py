@@ -25,6 +25,7 @@ from warmfront.control import engine_metrics, events
 from warmfront.control.dialects import AUTO, questions
 from warmfront.control.engine_metrics import EngineMetrics
 from warmfront.control.facts import Answer, ModelCard, Round, ServerFacts
+from warmfront.control.reading import read_body
 from warmfront.engines import DIALECTS, EventDefaults
 from warmfront.types import EventSource
 
@@ -129,7 +130,7 @@ class ServerProbe:
         timeout = aiohttp.ClientTimeout(total=self._config.probe_timeout_s)
         try:
             async with self._http.get(server.url + path, headers=server.headers, timeout=timeout) as response:
-                return Answer(status=response.status, body=await _read(response))
+                return Answer(status=response.status, body=await read_body(response, bytes_max=ANSWER_BYTES_MAX))
         except TimeoutError:
             return Answer(error=f"no answer to {path} within {self._config.probe_timeout_s:g} s")
         except aiohttp.ClientConnectorError as error:
@@ -140,15 +141,6 @@ class ServerProbe:
             )
         except (aiohttp.ClientError, ValueError) as error:
             return Answer(error=f"{path}: {str(error) or type(error).__name__}")
-
-
-async def _read(response: aiohttp.ClientResponse) -> bytes:
-    body = bytearray()
-    async for chunk in response.content.iter_chunked(64 * 1024):
-        body += chunk
-        if len(body) > ANSWER_BYTES_MAX:
-            raise ValueError(f"answer of more than {ANSWER_BYTES_MAX} bytes")
-    return bytes(body)
 
 
 def _may_be_another(before: ServerFacts, answers: Round) -> bool:

@@ -17,6 +17,7 @@ import msgspec
 from msgspec import Struct
 
 from warmfront.control.link import Link, UnansweredError
+from warmfront.control.reading import read_body
 from warmfront.errors import WarmfrontError
 from warmfront.types import TemplateOptions
 
@@ -182,11 +183,11 @@ async def _ask(http: aiohttp.ClientSession, url: str, headers: Mapping[str, str]
     timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
     try:
         async with http.post(url, json=request, headers=headers, timeout=timeout) as response:
-            body = await response.content.read(ANSWER_BYTES_MAX)
+            body = await read_body(response, bytes_max=ANSWER_BYTES_MAX)
             status = response.status
     except TimeoutError:
         return _Theirs(problem=f"does not answer within {TIMEOUT_S:g} s")
-    except aiohttp.ClientError as error:
+    except (aiohttp.ClientError, ValueError) as error:
         return _Theirs(problem=f"fails: {error}")
     if status != 200:
         return _Theirs(status, problem=f"answers {status}")

@@ -7,7 +7,7 @@ token ids; the simulator derives chained block hashes from them. Times are virtu
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Literal, Protocol
+from typing import Protocol
 
 from msgspec import Struct
 
@@ -171,6 +171,3 @@ class RunResult(Struct):
     """Where those went: `router`, `index`, `engines`, `workload`, `rest`."""
     guard: dict[str, float] = {}
     """Figures of the policy's guard at the end, when it has one."""
-
-
-PolicySource = Literal["warmfront", "peer"]

@@ -18,6 +18,7 @@ import aiohttp
 
 from warmfront.clock import Clock
 from warmfront.control.engine_metrics import parse
+from warmfront.control.reading import read_body
 from warmfront.errors import WarmfrontError
 
 SYLLABLES = ("ba", "de", "fi", "go", "ku", "la", "me", "ni", "po", "ru", "sa", "te", "vi", "wo", "xu", "za")
@@ -168,9 +169,8 @@ class Prober:
             ProbeError: The engine does not answer, refuses, or does not report usage.
         """
         try:
-            async with asyncio.timeout(REQUEST_TIMEOUT_S):
-                self._model = self._model or await self._first_model()
-                await self._learn_length()
+            self._model = self._model or await self._first_model()
+            await self._learn_length()
             prefills: list[PrefillProbe] = []
             for tokens in todo.prompt_tokens:
                 for _ in range(todo.repeats):
@@ -182,7 +182,7 @@ class Prober:
                 decodes.append(await self._decode(sequences, tokens, todo.output_tokens))
                 done()
             return Measured(self._model, prefills, decodes, kv_tokens)
-        except (aiohttp.ClientError, TimeoutError) as error:
+        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
             raise ProbeError(f"{self._url}: {error or type(error).__name__}") from error
 
     async def _first_model(self) -> str:
@@ -197,7 +197,7 @@ class Prober:
         async with self._session.get(f"{self._url}/metrics") as response:
             if response.status != 200:
                 return None
-            page = (await response.content.read(METRICS_BYTES_MAX)).decode(errors="replace")
+            page = (await read_body(response, bytes_max=METRICS_BYTES_MAX)).decode(errors="replace")
         return next((rank.capacity_tokens for rank in parse(page).ranks.values()), None)
 
     async def _learn_length(self) -> None:

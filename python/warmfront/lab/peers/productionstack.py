@@ -20,8 +20,7 @@ from warmfront.policy.affinity import ranked
 from warmfront.policy.base import Fleet
 from warmfront.types import Choice, Overlap, Request, Slot
 
-CHUNK_CHARACTERS = 128
-"""32 tokens at four characters each. Blocks of the pool stand in for chunks: a prefix is known by whole blocks."""
+# Chunks have 128 characters, 32 tokens at four each. Blocks of the pool stand in for them: prefixes end with a block.
 TRIE_TOKENS_MAX = 1 << 24
 """The trie has no bound of its own; this one, for each replica, keeps the lab's memory in bounds."""
 BETA = 1.0
