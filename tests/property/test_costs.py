@@ -7,6 +7,8 @@ import math
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.worlds import SLOTS, random_world
+from warmfront.policy.evaluation import ROUNDING_S
+from warmfront.policy.guard import CREDITS
 from warmfront.policy.marginal_cost import MarginalCost
 from warmfront.policy.prices import TIE_S
 from warmfront.router.fleet import padded
@@ -57,9 +59,36 @@ def test_a_bound_never_exceeds_the_cost_whatever_happened_since_the_pressure_was
     overlap = padded(world.index.overlap(asked), pool.fleet.slots)
     evaluation = policy._evaluation(asked, overlap, pool.fleet)
     costs = evaluation.costs(pool.fleet.eligible)
-    bounds, cheapest_blind = evaluation._bounds()
-    for bound, cost in zip(bounds, costs, strict=True):
-        assert bound <= cost.total_s + 1e-9
-    assert cheapest_blind
-    for row in cheapest_blind:
-        assert bounds[row] <= min(cost.blind_s for cost in costs) + 1e-9
+    trusting, blind = evaluation._bounds()
+    for low, high, cost in zip(trusting, blind, costs, strict=True):
+        assert low <= cost.trusting_s + ROUNDING_S
+        assert low <= high <= cost.blind_s + ROUNDING_S
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(draw=st.data())
+def test_what_cannot_win_is_left_out_at_any_credit_and_changes_no_decision(draw: st.DataObject) -> None:
+    world = random_world(draw)
+    asked = world.new(
+        prefix_key=draw.draw(st.integers(0, 4)),
+        prompt_tokens=draw.draw(st.integers(0, 9000)),
+        turn=draw.draw(st.integers(0, 9)),
+    )
+    fleet = world.router._pools["m"].fleet
+    policy = world.router._decider._policy(fleet)[0]
+    assert isinstance(policy, MarginalCost)
+    policy._watch._guard.credit = draw.draw(st.sampled_from(CREDITS))
+    overlap = padded(world.index.overlap(asked), fleet.slots)
+    evaluation = policy._evaluation(asked, overlap, fleet)
+    everything, used = evaluation.costs(fleet.eligible), evaluation._pruned(fleet.eligible, fleet.choices_max)
+    assert all(cost in everything for cost in used)
+    rules = ("total_s", "trusting_s", "blind_s") if evaluation.doubt else ("total_s", "trusting_s")
+    for rule in rules:
+        cheapest = min([getattr(cost, rule) for cost in everything])
+        assert {cost.slot for cost in used if getattr(cost, rule) == cheapest} == {
+            cost.slot for cost in everything if getattr(cost, rule) == cheapest
+        }
+    ranked = [cost.slot for cost in policy._ranked(asked, overlap, fleet, everything)]
+    assert [cost.slot for cost in policy._ranked(asked, overlap, fleet, used)][: fleet.choices_max] == (
+        ranked[: fleet.choices_max]
+    )

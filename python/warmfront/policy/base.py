@@ -155,6 +155,11 @@ class Fleet:
             return max(column, default=0)
         return max(compress(column, self.is_eligible), default=0)
 
+    def rows(self, column: list[int], value: int) -> list[Slot]:
+        """Return the eligible slots at which a column of an overlap has a value, which is not 0."""
+        rows = [slot for slot in compress(self.slot, column) if column[slot] == value]  # most rows are 0
+        return rows if self.is_everyone else [slot for slot in rows if self.is_eligible[slot]]
+
     def decay(self) -> float:
         """Factor that brings `arrivals` and `work_s` to the present."""
         return math.exp((self.rates_origin_s - self.now_s) / RATE_WINDOW_S)

@@ -13,8 +13,9 @@ from __future__ import annotations
 import math
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Sequence
 from itertools import compress
+from operator import attrgetter
 
 from warmfront.config import CostConfig
 from warmfront.policy import prices
@@ -24,8 +25,12 @@ from warmfront.policy.pressure import Pressure
 from warmfront.policy.prices import Costs
 from warmfront.types import Overlap, Request, Slot
 
+ROUNDING_S = 1e-9
+"""Bounds and costs are rounded differently."""
 FEW = 8
 """Fleets up to this size are evaluated in full: bounds would cost more than they save."""
+
+_by_slot = attrgetter("slot")
 
 
 class Evaluation:
@@ -58,6 +63,7 @@ class Evaluation:
         "pressure",
         "price_base",
         "prompt_tokens",
+        "scales",
         "session_tokens",
         "shared_tokens",
         "stall_own",
@@ -94,7 +100,7 @@ class Evaluation:
         self.prompt_tokens = prompt_tokens = request.prompt_tokens
         self.output_tokens = output_tokens = learned.expected_output_tokens(request.output_tokens_max)
         self.alpha = alpha = learned.prefill.alpha
-        self.beta = learned.prefill.beta
+        self.beta, self.scales = learned.prefill.beta, learned.prefill.scale
         # Reuse: tiers whose loading costs less than computing count.
         deepest = host = overlap.device
         if alpha > config.host_load_s:
@@ -104,11 +110,12 @@ class Evaluation:
         self.deepest, self.host = deepest, host
         self.frontier = frontier = fleet.deepest(deepest)
         self.gain = self.found = 0.0
-        if prefix_rate and frontier and deepest.count(frontier) < len(deepest):  # else nobody could make a copy
-            copies, credit = self._copies()
-            # N: requests that would pay back one more copy of the deepest prefix
-            self.gain = prefix_rate * config.copy_horizon_s / (copies + 1)
-            self.found = frontier * credit
+        if prefix_rate and frontier:
+            holders = fleet.rows(deepest, frontier)
+            if len(holders) < len(fleet.eligible):  # else nobody could make a copy
+                # N: requests that would pay back one more copy of the deepest prefix
+                self.gain = prefix_rate * config.copy_horizon_s / (len(holders) + 1)
+                self.found = self._found(holders)
         self.full_prefill = self.full_paid = self._prefill_s(max(1.0, prompt_tokens))
         if self.gain:
             self.full_paid = self._paid_s(0, self.full_prefill, found=self.found)
@@ -140,18 +147,18 @@ class Evaluation:
     def best(self, count: int) -> list[Costs]:
         """Return the costs of all replicas that may be among the best `count`, ties included, in no order.
 
-        One that looks best to load alone is among them.
+        One that looks best to load alone is among them. While credit is withheld, so are the ones that are cheapest by
+        load alone and with full credit.
         """
         slots = self.fleet.eligible
-        is_small = len(slots) <= max(FEW, count)
-        return self.costs(slots) if is_small or self.doubt else self._pruned(slots, count)
+        return self.costs(slots) if len(slots) <= max(FEW, count) else self._pruned(slots, count)
 
-    def costs(self, slots: Iterable[Slot]) -> list[Costs]:  # noqa: C901 - one loop without calls
+    def costs(self, slots: Sequence[Slot]) -> list[Costs]:  # noqa: C901 - one loop without calls
         """Compute everything about some replicas, in the order given."""
         config, fleet, overlap, mean_cost_s = self.config, self.fleet, self.overlap, self.mean_cost_s
         learned, now_s = fleet.learned, fleet.now_s
         prompt_tokens, output_tokens = self.prompt_tokens, self.output_tokens
-        alpha, beta, scales = self.alpha, self.beta, learned.prefill.scale
+        alpha, beta, scales = self.alpha, self.beta, self.scales
         deepest, host, device, ages = self.deepest, self.host, overlap.device, overlap.age_s
         credits, bucket, unsent = learned.credit.factor, learned.credit.bucket, AGE_BUCKETS
         frontier, gain, full_prefill, full_paid = self.frontier, self.gain, self.full_prefill, self.full_paid
@@ -297,24 +304,37 @@ class Evaluation:
 
     def _pruned(self, slots: list[Slot], count: int) -> list[Costs]:
         """Evaluate the replicas of the smallest bounds, then those whose bound lies below what the first ones cost."""
-        bounds, cheapest_blind = self._bounds()
-        first = {*_smallest(bounds, count), *cheapest_blind}
+        bounds, blind = self._bounds()
+        if self.doubt:
+            return self._pruned_in_doubt(slots, count, bounds, blind)
+        first = {*_smallest(bounds, count), *_smallest(blind, 1)}
         found = self.costs([slots[row] for row in sorted(first)])
-        threshold = sorted([cost.total_s for cost in found])[count - 1] + prices.TIE_S
-        for row in first:
-            bounds[row] = math.inf  # done
-        if min(bounds) <= threshold:
-            found += self.costs([slot for slot, bound in zip(slots, bounds, strict=True) if bound <= threshold])
-        return found
+        limit_s = _limit_s(found, count)
+        more = [slots[row] for row, bound in enumerate(bounds) if bound <= limit_s and row not in first]
+        return found + self.costs(more) if more else found
 
-    def _bounds(self) -> tuple[list[float], list[int]]:
+    def _pruned_in_doubt(self, slots: list[Slot], count: int, trusting: list[float], blind: list[float]) -> list[Costs]:
+        """Do the same where a part of the credit is withheld, so that the rule with full credit is a rival."""
+        doubt = self.doubt
+        bounds = [low + doubt * (high - low) for low, high in zip(trusting, blind, strict=True)]
+        first = {*_smallest(bounds, count), *_smallest(trusting, 1), *_smallest(blind, 1)}
+        found = self.costs([slots[row] for row in first])
+        limit_s = _limit_s(found, count)
+        trusting_s = min([cost.trusting_s for cost in found]) + ROUNDING_S
+        blind_s = min([cost.blind_s for cost in found]) + ROUNDING_S
+        rows = enumerate(zip(bounds, trusting, blind, strict=True))
+        near = [row for row, (bound, low, high) in rows if bound <= limit_s or low <= trusting_s or high <= blind_s]
+        found += self.costs([slots[row] for row in near if row not in first])
+        return sorted(found, key=_by_slot)
+
+    def _bounds(self) -> tuple[list[float], list[float]]:
         """Bound the cost of each eligible replica from below by W + T + F + (p̃ + ev)·X with the least p̃ and ev.
 
         The least p̃ is that of a prefix found as deep as it can be. The least ev takes the regret of the fleet's best
         cache and the size of its largest one. With a cold prefill instead of p̃ it bounds the cost by load alone.
 
         Returns:
-            A bound for each eligible replica, in order, and the rows of the smallest ones by load alone.
+            For each eligible replica, in order, bounds of the cost with full credit and of the cost by load alone.
         """
         fleet, config = self.fleet, self.config
         now_s, weight, tokens = fleet.now_s, self.decode_weight, self.shared_tokens
@@ -327,7 +347,7 @@ class Evaluation:
             fleet.next_step_token_s,
             fleet.weight,
             self.pressure.column(fleet),
-            fleet.learned.prefill.scale,
+            self.scales,
             array("d", self.overlap.resident_tokens),  # as floats: mixed arithmetic costs three times as much
             self.mean_cost_s,
             self.deepest,
@@ -336,9 +356,8 @@ class Evaluation:
         rows = columns if fleet.is_everyone else compress(columns, fleet.is_eligible)
         unit, known_depth = self._eviction_least(), -1
         least: dict[int, tuple[float, float, float]] = {}
-        bounds: list[float] = []
-        blind_least = math.inf
-        blind_rows: list[int] = []
+        trusting: list[float] = []
+        blind: list[float] = []
         for pending_s, since_s, step_s, token_s, weighed, pressure, scale, held, mean_s, depth in rows:
             if depth != known_depth:  # most replicas hold nothing, or the same
                 if depth not in least:
@@ -353,15 +372,9 @@ class Evaluation:
                 price = price_max
             price *= scale
             rest = wait + weight * (step_s + token_s * tokens) + future * mean_s + price * eviction * held * held
-            bound = rest + price * paid_s
-            if bound <= blind_least:
-                blind = rest + price * cold_s  # never below the bound
-                if blind < blind_least:
-                    blind_least, blind_rows = blind, []
-                if blind == blind_least:
-                    blind_rows.append(len(bounds))
-            bounds.append(bound)
-        return bounds, blind_rows
+            trusting.append(rest + price * paid_s)
+            blind.append(rest + price * cold_s)
+        return trusting, blind
 
     def _least(self, depth: int, eviction: float) -> tuple[float, float, float]:
         """Return p and p̃ at scale 1, and ev per squared token held, where all of `depth` is found."""
@@ -383,26 +396,14 @@ class Evaluation:
         """Seconds to compute `new` tokens at the end of the prompt, on a replica of scale 1."""
         return new * (self.alpha + self.beta * (self.prompt_tokens - 0.5 * new))
 
-    def _copies(self) -> tuple[int, float]:
-        """Return how many eligible replicas hold the deepest prefix, and the best credit among them.
+    def _found(self, holders: list[Slot]) -> float:
+        """Return how many tokens of the deepest prefix the best of its `holders` is expected to find.
 
-        The credit is the part of it that they are expected to find: another copy is worth no more.
+        Another copy is worth no more.
         """
-        deepest, frontier, fleet, ages_s = self.deepest, self.frontier, self.fleet, self.overlap.age_s
-        allowed, exact, credit = fleet.allowed, fleet.exact, fleet.learned.credit
-        copies, best, start = 0, 0.0, 0
-        known: tuple[bool, float] | None = None
-        for _ in range(deepest.count(frontier)):  # a list searches itself faster than a loop does
-            slot = Slot(deepest.index(frontier, start))
-            start = slot + 1
-            if slot not in allowed:
-                continue
-            copies += 1
-            kind = exact[slot], ages_s[slot]
-            if kind != known:  # most holders were never sent the prefix
-                known = kind
-                best = max(best, credit.factor[kind[0]][credit.bucket(kind[1])])
-        return copies, best
+        exact, ages_s, credit = self.fleet.exact, self.overlap.age_s, self.fleet.learned.credit
+        kinds = {(exact[slot], ages_s[slot]) for slot in holders}  # few: most were never sent the prefix
+        return self.frontier * max([credit.factor[is_exact][credit.bucket(age_s)] for is_exact, age_s in kinds])
 
     def _paid_s(self, depth: int, prefill_s: float, *, found: float) -> float:
         """Return p̃ at scale 1.
@@ -418,9 +419,15 @@ class Evaluation:
         return warm_s + (prefill_s - warm_s) / (1.0 + self.gain)
 
 
+def _limit_s(found: list[Costs], count: int) -> float:
+    """Return what the best `count` replicas and those that tie with them cost at most."""
+    return sorted([cost.total_s for cost in found])[count - 1] + prices.TIE_S
+
+
 def _smallest(bounds: list[float], count: int) -> list[int]:
     """Return the rows of the `count` smallest numbers, and of those equal to the last of them."""
-    ordered = sorted(bounds)
+    least = min(bounds)
+    ordered = sorted(bounds) if count > 1 else [least] * bounds.count(least)
     rows, row, before = [], -1, math.nan
     for bound in ordered[: bisect_right(ordered, ordered[count - 1])]:
         row = bounds.index(bound, row + 1 if bound == before else 0)
