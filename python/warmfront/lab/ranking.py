@@ -58,6 +58,20 @@ class Standing(Struct, frozen=True):
         return self.worst.scores[self.policy]
 
 
+class Duel(Struct, frozen=True):
+    """Two policies over the rows that both ran."""
+
+    own: float
+    """Geometric mean of the scores of the one that is asked about."""
+    other: float
+    rows: int
+
+    @property
+    def ratio(self) -> float:
+        """Above 1: it is better."""
+        return self.own / self.other
+
+
 def comparisons(results: Results, metrics: Sequence[Metric] = COMPARED) -> list[Comparison]:
     """Compare the policies in every cell that was run, metric by metric."""
     return [_by_metric(regime, load, metric, results) for metric in metrics for regime, load in results.places()]
@@ -141,16 +155,29 @@ def losing(compared: Iterable[Comparison], policy: str) -> list[Comparison]:
     return sorted(lost, key=lambda comparison: comparison.scores[policy])
 
 
+def duels(compared: Iterable[Comparison], policy: str) -> dict[str, Duel]:
+    """Compare a policy with each other one over the rows that both ran: a cell that was left out flatters nobody."""
+    scores: dict[str, list[tuple[float, float]]] = {}
+    for row in compared:
+        own = row.scores.get(policy)
+        for other, score in row.scores.items():
+            if own is not None and other != policy:
+                scores.setdefault(other, []).append((own, score))
+    return {
+        other: Duel(geometric_mean([own for own, _ in rows]), geometric_mean([score for _, score in rows]), len(rows))
+        for other, rows in scores.items()
+    }
+
+
 def strictly_best(compared: Iterable[Comparison], policy: str) -> dict[str, bool]:
-    """Say of each regime whether a policy's geometric mean over its cells is above every other policy's."""
+    """Say of each regime that a policy was run in whether it is better than every other one, over what both ran."""
     by_regime: dict[str, list[Comparison]] = {}
     for comparison in compared:
-        by_regime.setdefault(comparison.regime, []).append(comparison)
-    return {regime: _leads(standings(rows), policy) for regime, rows in by_regime.items()}
-
-
-def _leads(ordered: Sequence[Standing], policy: str) -> bool:
-    return ordered[0].policy == policy and (len(ordered) == 1 or ordered[0].mean > ordered[1].mean)
+        if policy in comparison.scores:
+            by_regime.setdefault(comparison.regime, []).append(comparison)
+    return {
+        regime: all(duel.ratio > 1.0 for duel in duels(rows, policy).values()) for regime, rows in by_regime.items()
+    }
 
 
 def geometric_mean(values: Sequence[float]) -> float:

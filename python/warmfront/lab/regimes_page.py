@@ -11,16 +11,13 @@ import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from msgspec import Struct
-
-from warmfront.config import PolicyConfig
 from warmfront.errors import ConfigError
 from warmfront.lab import ranking
 from warmfront.lab.model import Regime
-from warmfront.lab.ranking import HIGHEST, Comparison, Standing, shown_score
+from warmfront.lab.ranking import HIGHEST, Comparison, Duel, Standing, shown_score
 from warmfront.lab.results import COMPARED, WITHIN, Results
+from warmfront.lab.targets import DEFAULT, by_metric, verdicts
 
-DEFAULT = PolicyConfig().name
 NO_REASON = "not explained yet"
 
 INTRODUCTION = """\
@@ -52,14 +49,6 @@ warmfront simulate {regime} --load {load:g} --seed {seeds_typed} --policy all
 All figures in their units are in [regimes.json](regimes.json)."""
 
 
-class Verdict(Struct, frozen=True):
-    """A target and what was measured."""
-
-    target: str
-    measured: str
-    is_met: bool
-
-
 def render(results: Results, reasons: Mapping[str, str]) -> str:
     """Return the page.
 
@@ -79,7 +68,7 @@ def render(results: Results, reasons: Mapping[str, str]) -> str:
     if idle:
         raise ConfigError(f"reasons for regimes that {DEFAULT} does not lose: {', '.join(sorted(idle))}")
     order = [standing.policy for standing in ranking.standings(compared)]
-    parts = [INTRODUCTION.format(default=DEFAULT), *_missing(results), _verdicts(compared), _lost(lost, reasons)]
+    parts = [INTRODUCTION.format(default=DEFAULT), *_missing(results), _targets_table(results), _lost(lost, reasons)]
     parts += [_standings(compared, highest)]
     parts += [
         _scores(metric.title, [row for row in compared if row.metric == metric.title], order) for metric in COMPARED
@@ -105,44 +94,6 @@ def read_reasons(path: Path) -> dict[str, str]:
     return reasons
 
 
-def verdicts(compared: Sequence[Comparison]) -> list[Verdict]:
-    """Hold the default policy against what the project promises of it."""
-    cells = [row for row in compared if DEFAULT in row.scores]
-    lost = ranking.losing(cells, DEFAULT)
-    best = ranking.strictly_best(compared, DEFAULT)
-    return [
-        _in_every_cell(cells, lost),
-        *(_over_all(title, rows) for title, rows in _by_metric(compared)),
-        Verdict(
-            f"{DEFAULT} is strictly the best in at least half of the regimes, by the geometric mean of its cells",
-            f"{sum(best.values())} of {len(best)}",
-            sum(best.values()) * 2 >= len(best),
-        ),
-    ]
-
-
-def _in_every_cell(cells: Sequence[Comparison], lost: Sequence[Comparison]) -> Verdict:
-    measured = f"{len(cells) - len(lost)} of {len(cells)} cells"
-    if lost:
-        measured += f"; worst {shown_score(lost[0].scores[DEFAULT])}: {lost[0].metric}, {lost[0].place}"
-    return Verdict(f"{DEFAULT} is within 3 % of the best in every cell", measured, not lost)
-
-
-def _by_metric(compared: Sequence[Comparison]) -> Iterable[tuple[str, list[Comparison]]]:
-    yield "all metrics", list(compared)
-    for metric in COMPARED:
-        yield metric.title, [row for row in compared if row.metric == metric.title]
-
-
-def _over_all(title: str, rows: Sequence[Comparison]) -> Verdict:
-    standings = {standing.policy: standing for standing in ranking.standings(rows)}
-    own = standings.pop(DEFAULT)
-    rival = max(standings.values(), key=lambda standing: standing.mean, default=None)
-    measured = f"{own.mean:.3f}" + (f" against {rival.mean:.3f} ({rival.policy})" if rival else "")
-    target = f"{DEFAULT} is better than each other policy over all cells, geometric mean of {title}"
-    return Verdict(target, measured, rival is None or own.mean > rival.mean)
-
-
 def _missing(results: Results) -> list[str]:
     """Say what was not run, so that nobody takes a part for the whole."""
     places, policies = results.places(), results.policies()
@@ -152,10 +103,9 @@ def _missing(results: Results) -> list[str]:
     return parts + ([f"**{lacking} cells of the regimes below were not run.**"] if lacking else [])
 
 
-def _verdicts(compared: Sequence[Comparison]) -> str:
-    rows = [
-        (verdict.target, verdict.measured, "met" if verdict.is_met else "**missed**") for verdict in verdicts(compared)
-    ]
+def _targets_table(results: Results) -> str:
+    words = {True: "met", False: "**missed**", None: "not measured"}
+    rows = [(verdict.target, verdict.measured, words[verdict.is_met]) for verdict in verdicts(results)]
     return "## Targets\n\n" + _table(("target", "measured", ""), rows)
 
 
@@ -182,20 +132,25 @@ def _lost(lost: Sequence[Comparison], reasons: Mapping[str, str]) -> str:
 
 
 def _standings(compared: Sequence[Comparison], highest: Sequence[Comparison]) -> str:
-    groups = [rows for _, rows in _by_metric(compared)] + ([list(highest)] if highest else [])
+    groups = [rows for _, rows in by_metric(compared)] + ([list(highest)] if highest else [])
     titles = ["all", *(metric.title for metric in COMPARED), *([HIGHEST] if highest else [])]
     columns = [{standing.policy: standing.mean for standing in ranking.standings(rows)} for rows in groups]
-    rows = [_standing(standing, columns) for standing in ranking.standings(compared)]
-    head = ("policy", *titles, "worst cell", "within 3 %")
-    note = "Geometric means of scores. A policy that was not run in some cell is averaged over the others."
+    duels = ranking.duels(compared, DEFAULT)
+    rows = [_standing(standing, columns, duels.get(standing.policy)) for standing in ranking.standings(compared)]
+    head = ("policy", *titles, f"{_code(DEFAULT)} in the same cells", "worst cell", "within 3 %")
+    note = (
+        "Geometric means of scores. A policy that was not run in some cell is averaged over the others, which flatters "
+        f"it if that was a hard one: its column `all` compares with what {_code(DEFAULT)} has in the same cells."
+    )
     return f"## Each policy over all cells\n\n{note}\n\n{_table(head, rows)}"
 
 
-def _standing(standing: Standing, columns: Sequence[Mapping[str, float]]) -> tuple[str, ...]:
+def _standing(standing: Standing, columns: Sequence[Mapping[str, float]], duel: Duel | None) -> tuple[str, ...]:
     policy = standing.policy
     means = [f"{column[policy]:.3f}" if policy in column else "-" for column in columns]
     worst = f"{shown_score(standing.worst_score)}: {standing.worst.metric}, {standing.worst.place}"
-    return (_code(policy), *means, worst, f"{standing.at_best} of {standing.cells}")
+    same = f"{duel.own:.3f}" if duel else "-"
+    return (_code(policy), *means, same, worst, f"{standing.at_best} of {standing.cells}")
 
 
 def _scores(title: str, rows: Sequence[Comparison], order: Sequence[str]) -> str:

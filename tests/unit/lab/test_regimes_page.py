@@ -8,8 +8,7 @@ import pytest
 from support.lab_figures import figures, regime, results, three_policies
 from warmfront.errors import ConfigError
 from warmfront.lab import grid
-from warmfront.lab.ranking import comparisons
-from warmfront.lab.regimes_page import read_reasons, render, verdicts
+from warmfront.lab.regimes_page import read_reasons, render
 from warmfront.lab.results import Cell, Results
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -26,12 +25,18 @@ def ahead() -> Results:
     )
 
 
-def test_targets_that_are_met_and_missed_are_told_apart() -> None:
-    assert [verdict.is_met for verdict in verdicts(comparisons(ahead()))] == [True, True, True, False, False, True]
-    missed = verdicts(comparisons(three_policies()))
-    assert (missed[0].is_met, missed[0].measured) == (False, "5 of 6 cells; worst 0.80: TTFT p99, chat at 8")
-    assert missed[1].measured == "0.963 against 0.915 (peer)"
-    assert missed[-1].measured == "1 of 1"
+def test_every_target_is_on_the_page_with_its_verdict() -> None:
+    page = render(three_policies(), {})
+    assert "| marginal_cost is within 3 % of the best in every cell | 5 of 6 cells; worst 0.80" in page
+    assert page.count("| **missed** |") == 2
+    assert page.count("| not measured |") == 2
+
+
+def test_means_over_other_cells_are_shown_beside_those_of_the_default_in_the_same_cells() -> None:
+    cells = [cell for cell in three_policies().cells if (cell.policy, cell.load) != ("peer", 8.0)]
+    line = next(line for line in render(results(*cells), {}).splitlines() if line.startswith("| `peer` |"))
+    assert line.split(" | ")[1] == "0.928"
+    assert line.split(" | ")[6] == "1.000"
 
 
 def test_lost_cells_are_in_plain_sight_with_their_reason() -> None:
