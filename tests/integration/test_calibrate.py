@@ -11,8 +11,9 @@ import pytest
 import pytest_asyncio
 from aiohttp import web
 from warmfront.clock import MonotonicClock
+from warmfront.control.reading import LINE_BYTES_MAX
 from warmfront.lab.calibrate.fit import fit
-from warmfront.lab.calibrate.probes import LINE_BYTES_MAX, ProbeError, Prober, plan
+from warmfront.lab.calibrate.probes import ProbeError, Prober, plan
 from warmfront.sim.engine import EngineConfig
 from warmfront.sim.latency import preset
 from warmfront.sim.server.app import ServedModel, ServerOptions
@@ -31,16 +32,12 @@ async def session() -> AsyncIterator[aiohttp.ClientSession]:
 async def test_every_probe_of_the_plan_is_taken_from_a_live_engine(session: aiohttp.ClientSession) -> None:
     engine = EngineConfig(preset("demo", speed=20.0).latency, blocks=BLOCKS, max_model_tokens=2048)
     service = Service(engine=engine, model=ServedModel(("sim",), {}), options=ServerOptions(), port=0)
-    done = 0
-
-    def count() -> None:
-        nonlocal done
-        done += 1
-
+    done: list[tuple[int, int]] = []
     async with running(service) as (url, _server):
         prober = Prober(session, url, model=None, clock=MonotonicClock(), rng=Random(1))
-        measured = await prober.measure(PLAN, done=count)
-    assert done == PLAN.probes == len(measured.prefills) + len(measured.decodes)
+        measured = await prober.measure(PLAN, done=lambda taken, probes: done.append((taken, probes)))
+    probes = len(measured.prefills) + len(measured.decodes)
+    assert done == [(taken, probes) for taken in range(1, probes + 1)]
     assert measured.model == "sim"
     assert measured.kv_tokens == (BLOCKS - 1) * BLOCK_SIZE
     asked = [tokens for tokens in PLAN.prompt_tokens for _ in range(PLAN.repeats)]
@@ -64,7 +61,7 @@ async def test_an_engine_that_refuses_is_quoted(session: aiohttp.ClientSession) 
         url = "http://{}:{}".format(*runner.addresses[0][:2])
         prober = Prober(session, url, model="x", clock=MonotonicClock(), rng=Random(1))
         with pytest.raises(ProbeError, match=r"404.*no such model"):
-            await prober.measure(PLAN, done=lambda: None)
+            await prober.measure(PLAN, done=lambda taken, probes: None)
     finally:
         await runner.cleanup()
 
@@ -76,4 +73,4 @@ async def test_an_engine_that_is_not_there_is_named(session: aiohttp.ClientSessi
     await free.wait_closed()
     prober = Prober(session, f"http://127.0.0.1:{port}", model="x", clock=MonotonicClock(), rng=Random(1))
     with pytest.raises(ProbeError, match=str(port)):
-        await prober.measure(PLAN, done=lambda: None)
+        await prober.measure(PLAN, done=lambda taken, probes: None)

@@ -80,19 +80,13 @@ async def _measure(url: str, model: str | None, todo: Plan, rng: Random) -> Meas
     import aiohttp
 
     from warmfront.clock import MonotonicClock
-    from warmfront.lab.calibrate.probes import LINE_BYTES_MAX, REQUEST_TIMEOUT_S, Prober
+    from warmfront.control.reading import LINE_BYTES_MAX
+    from warmfront.lab.calibrate.probes import REQUEST_TIMEOUT_S, Prober
     from warmfront.lab.display import bar
 
     timeout, connector = aiohttp.ClientTimeout(total=REQUEST_TIMEOUT_S), aiohttp.TCPConnector(limit=0)
-    taken = 0
     async with aiohttp.ClientSession(timeout=timeout, connector=connector, read_bufsize=LINE_BYTES_MAX) as session:
-        with bar("probing") as show_progress:
-
-            def done() -> None:
-                nonlocal taken
-                taken += 1
-                show_progress(taken, todo.probes)
-
+        with bar("probing") as done:
             return await Prober(session, url, model=model, clock=MonotonicClock(), rng=rng).measure(todo, done=done)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,10 +11,10 @@ from typing import Any
 import aiohttp
 
 from warmfront.clock import Clock
+from warmfront.control.reading import LINE_BYTES_MAX, stream_chunk
 from warmfront.demo.workload import Conversation
 
 REQUEST_TIMEOUT_S = 60.0
-LINE_BYTES_MAX = 1024 * 1024
 PREDICTED_HEADER = "x-warmfront-predicted-cached-tokens"
 
 
@@ -97,7 +96,7 @@ class _Client:
             self._progress.sent += 1
             try:
                 outcome, answer = await self._ask(messages, tokens)
-            except (aiohttp.ClientError, TimeoutError, _BadAnswerError) as error:
+            except (aiohttp.ClientError, TimeoutError, ValueError) as error:
                 self._progress.errors.append(f"{type(error).__name__}: {error}")
                 return
             self._progress.outcomes.append(outcome)
@@ -123,7 +122,7 @@ class _Client:
         return answer.outcome(started_s, None if predicted is None else int(predicted)), answer.text
 
 
-class _BadAnswerError(Exception):
+class _BadAnswerError(ValueError):
     """The answer is not what was asked for."""
 
 
@@ -136,9 +135,9 @@ class _Answer:
         self._usage: dict[str, Any] | None = None
 
     def feed(self, line: bytes, clock: Clock) -> None:
-        if not line.startswith(b"data: ") or line.startswith(b"data: [DONE]"):
+        chunk = stream_chunk(line)
+        if chunk is None:
             return
-        chunk = json.loads(line[6:])
         if "error" in chunk:
             raise _BadAnswerError(str(chunk["error"]))
         self._usage = chunk.get("usage") or self._usage

@@ -90,7 +90,6 @@ def test_a_plan_grows_to_the_limits_it_is_given() -> None:
     assert todo.prompt_tokens == (125, 250, 500, 1000)
     assert todo.sequences == (1, 4, 16, 20)
     assert todo.contexts == (125, 500)
-    assert todo.probes == 4 * 2 + 4 * 2
 
 
 def test_decode_probes_are_shortened_until_they_fit_the_cache() -> None:

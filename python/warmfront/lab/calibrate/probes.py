@@ -8,7 +8,6 @@ would hold the prefill of a neighbour; and the engine must be idle otherwise.
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
@@ -18,7 +17,7 @@ import aiohttp
 
 from warmfront.clock import Clock
 from warmfront.control.engine_metrics import parse
-from warmfront.control.reading import read_body
+from warmfront.control.reading import read_body, stream_chunk
 from warmfront.errors import WarmfrontError
 
 SYLLABLES = ("ba", "de", "fi", "go", "ku", "la", "me", "ni", "po", "ru", "sa", "te", "vi", "wo", "xu", "za")
@@ -33,7 +32,6 @@ CONTEXT_MIN = 16
 GAPS_MIN = 4
 """Fewer gaps in common say nothing."""
 REQUEST_TIMEOUT_S = 300.0
-LINE_BYTES_MAX = 1024 * 1024
 METRICS_BYTES_MAX = 32 * 1024 * 1024
 
 
@@ -71,11 +69,6 @@ class Plan:
     sequences: tuple[int, ...]
     output_tokens: int
     repeats: int
-
-    @property
-    def probes(self) -> int:
-        """How many there are."""
-        return len(self.prompt_tokens) * self.repeats + len(self.sequences) * len(self.contexts)
 
     @property
     def contexts(self) -> tuple[int, ...]:
@@ -162,8 +155,12 @@ class Prober:
         self._model = model or ""
         self._tokens_a_word = 1.0
 
-    async def measure(self, todo: Plan, *, done: Callable[[], None]) -> Measured:
-        """Run every probe of a plan; `done` is called after each.
+    async def measure(self, todo: Plan, *, done: Callable[[int, int], None]) -> Measured:
+        """Run every probe of a plan.
+
+        Args:
+            todo: What to try; decode probes that do not fit the engine's KV cache are shortened or left out.
+            done: Called after each probe with how many were taken and how many there are.
 
         Raises:
             ProbeError: The engine does not answer, refuses, or does not report usage.
@@ -171,16 +168,18 @@ class Prober:
         try:
             self._model = self._model or await self._first_model()
             await self._learn_length()
-            prefills: list[PrefillProbe] = []
-            for tokens in todo.prompt_tokens:
-                for _ in range(todo.repeats):
-                    prefills.append(await self._prefill(tokens))
-                    done()
             kv_tokens = await self._kv_tokens()
+            lengths = [tokens for tokens in todo.prompt_tokens for _ in range(todo.repeats)]
+            fitting = decode_probes(todo, kv_tokens)
+            probes = len(lengths) + len(fitting)
+            prefills: list[PrefillProbe] = []
+            for tokens in lengths:
+                prefills.append(await self._prefill(tokens))
+                done(len(prefills), probes)
             decodes: list[DecodeProbe] = []
-            for sequences, tokens in decode_probes(todo, kv_tokens):
+            for sequences, tokens in fitting:
                 decodes.append(await self._decode(sequences, tokens, todo.output_tokens))
-                done()
+                done(len(prefills) + len(decodes), probes)
             return Measured(self._model, prefills, decodes, kv_tokens)
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
             raise ProbeError(f"{self._url}: {error or type(error).__name__}") from error
@@ -250,7 +249,7 @@ class Prober:
         async with self._session.post(f"{self._url}/v1/completions", json=body) as response:
             await _require_ok(response)
             async for line in response.content:
-                chunk = _chunk(line)
+                chunk = stream_chunk(line)
                 if chunk is None:
                     continue
                 if "error" in chunk:
@@ -290,15 +289,3 @@ def _overlap(streams: list[_Stream]) -> DecodeProbe | None:
 async def _require_ok(response: aiohttp.ClientResponse) -> None:
     if response.status != 200:
         raise ProbeError(f"{response.url} answers {response.status}: {(await response.text())[:200]}")
-
-
-def _chunk(line: bytes) -> dict[str, Any] | None:
-    if not line.startswith(b"data: ") or line.startswith(b"data: [DONE]"):
-        return None
-    try:
-        found = json.loads(line[6:])
-    except ValueError as error:
-        raise ProbeError(f"the engine streams what is not JSON: {line[:80]!r}") from error
-    if not isinstance(found, dict):
-        raise ProbeError(f"the engine streams what is not an object: {line[:80]!r}")
-    return found
