@@ -14,6 +14,7 @@ import msgspec
 import pytest
 import zmq
 from support import wire
+from support.appearance import Appearance
 from warmfront.reference.request import CacheEvent, Cleared, EngineRequest, Removed, Stored
 from warmfront.sim.engine import Engine as Model
 from warmfront.sim.engine import EngineConfig
@@ -44,7 +45,7 @@ class Seen(NamedTuple):
     """An event, hashes renamed by order of appearance."""
 
     kind: str
-    blocks: tuple[int, ...]
+    blocks: tuple[int | None, ...]
     parent: int | None
     tokens: int
 
@@ -101,15 +102,12 @@ class Renamed:
 
     def __init__(self) -> None:
         self.all: list[Seen] = []
-        self._names: dict[Any, int] = {}
+        self._hashes = Appearance()
 
     def seen(self, kind: str, hashes: Iterable[Any], parent: Any, tokens: int) -> Seen:
-        names = tuple(self._name(hash_) for hash_ in hashes)
-        self.all.append(Seen(kind, names, None if parent is None else self._name(parent), tokens))
+        blocks = tuple(self._hashes.number(hash_) for hash_ in hashes)
+        self.all.append(Seen(kind, blocks, self._hashes.number(parent), tokens))
         return self.all[-1]
-
-    def _name(self, hash_: Any) -> int:
-        return self._names.setdefault(hash_, len(self._names))
 
 
 def ask(engine: Engine, visit: Visit) -> int:

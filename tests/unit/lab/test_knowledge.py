@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 from support.lab import Chats, Given, regime
+from warmfront.clock import MonotonicClock
+from warmfront.config import PolicyConfig, RouterConfig
+from warmfront.lab.fleet import open_fleet
 from warmfront.lab.model import EngineSpec, EventSpec, RunResult, Segment, SimRequest
 from warmfront.lab.run import run_source
+from warmfront.ports.agenda import Agenda
+from warmfront.ports.sim import SimIndex, SimPort, Stages
+from warmfront.ports.sim_view import SimView
+from warmfront.router import Router
 
 H100 = "llama-3.1-8b-h100"
 
@@ -37,6 +44,25 @@ def test_late_events_make_predictions_worse_and_lost_ones_worse_still() -> None:
     assert errors(prompt) < errors(late) < errors(lossy)
 
 
+def lost_batches(loss: float) -> int:
+    """Run some sessions, and count the batches of events that did not arrive."""
+    spec, agenda = regime(events=EventSpec(loss=loss)).fleet, Agenda()
+    fleet = open_fleet(spec, agenda, seed=5)
+    stages = Stages(MonotonicClock())
+    router = Router(RouterConfig(policy=PolicyConfig(name="round_robin")), SimIndex(fleet, stages))
+    view = SimView(fleet, agenda, block_size=spec.block_size)
+    source = Chats(seed=5, sessions=150, rate=15.0)
+    SimPort(fleet, router, source, agenda=agenda, view=view, stages=stages).run()
+    return fleet.lost_batches
+
+
+def test_as_many_batches_are_lost_as_the_regime_says() -> None:
+    published = lost_batches(1.0)
+    assert lost_batches(0.0) == 0
+    assert published > 500, "too few to tell a share"
+    assert abs(lost_batches(0.2) / published - 0.2) < 0.04
+
+
 def test_without_events_the_router_predicts_from_its_own_dispatches() -> None:
     result = chats(events=EventSpec(publish=False))
     assert sum(each.predicted_tokens for each in result.outcomes) > 0.8 * hits(result) > 0
@@ -55,6 +81,17 @@ def small(**tiers: int) -> EngineSpec:
 
 PROMPTS = [ask(number, 10.0 * number, (1 + number % 4, 6400)) for number in range(8)]
 """Four prompts one after the other, and once more."""
+
+
+def test_a_prediction_is_exact_unless_its_prefix_is_evicted_while_the_request_waits() -> None:
+    kept = ask(0, 0.0, (1, 6400))
+    alone = given(kept, ask(1, 10.0, (1, 6400)), engine=small())
+    assert [(each.predicted_tokens, each.cached_tokens) for each in alone.outcomes] == [(0, 0), (6336, 6336)]
+    # Of the longer prompt before it, the last parts take the place of the prefix.
+    behind = given(kept, ask(1, 10.0, (2, 12_800)), ask(2, 10.01, (1, 6400)), engine=small())
+    waited = behind.outcomes[2]
+    assert waited.predicted_tokens == 6336
+    assert 0 < waited.cached_tokens < 6336
 
 
 def test_evicted_blocks_are_found_in_host_memory_and_loaded_for_their_price() -> None:

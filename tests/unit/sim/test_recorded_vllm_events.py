@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.appearance import Appearance
 from warmfront.reference import engine as reference
 from warmfront.reference.request import CacheEvent, Cleared, EngineRequest, Removed, Stored
 from warmfront.sim.engine import Engine, EngineConfig
@@ -96,16 +97,15 @@ class _Renamed:
 
     def __init__(self, *, with_tokens: bool = True) -> None:
         self.events: list[Plain] = []
-        self._names: dict[int, int] = {}
+        self._hashes = Appearance()
         self._with_tokens = with_tokens
 
     def extend(self, events: Iterable[Plain]) -> None:
         for kind, hashes, parent, tokens in events:
-            names = tuple(self._name(hash_) for hash_ in hashes)
-            self.events.append((kind, names, self._name(parent), tokens if self._with_tokens else len(tokens)))
-
-    def _name(self, hash_: int | None) -> int | None:
-        return None if hash_ is None else self._names.setdefault(hash_, len(self._names))
+            blocks = tuple(self._hashes.number(hash_) for hash_ in hashes)
+            self.events.append(
+                (kind, blocks, self._hashes.number(parent), tokens if self._with_tokens else len(tokens))
+            )
 
 
 def _recorded(lines: Iterable[dict[str, Any]], *, with_tokens: bool = True) -> list[Plain]:
