@@ -29,6 +29,8 @@ ROUNDING_S = 1e-9
 """Bounds and costs are rounded differently."""
 FEW = 8
 """Fleets up to this size are evaluated in full: bounds would cost more than they save."""
+FEW_IN_DOUBT = 48
+"""The same while credit is withheld: three bounds must be looked at."""
 
 _by_slot = attrgetter("slot")
 
@@ -151,7 +153,8 @@ class Evaluation:
         load alone and with full credit.
         """
         slots = self.fleet.eligible
-        return self.costs(slots) if len(slots) <= max(FEW, count) else self._pruned(slots, count)
+        few = FEW_IN_DOUBT if self.doubt else FEW
+        return self.costs(slots) if len(slots) <= max(few, count) else self._pruned(slots, count)
 
     def costs(self, slots: Sequence[Slot]) -> list[Costs]:  # noqa: C901 - one loop without calls
         """Compute everything about some replicas, in the order given."""
