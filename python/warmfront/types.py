@@ -179,7 +179,7 @@ class EventState(Struct, frozen=True):
     """What the core knows about one replica's KV events."""
 
     state: str = "none"
-    """`live`, `connecting`, `catching_up`, `stale` or `none`."""
+    """`live`, `connecting`, `catching_up`, `stale`, `lossy` or `none`."""
     reason: str | None = None
     last_sequence: int | None = None
     lag_s: float | None = None

@@ -218,6 +218,7 @@ controls = st.builds(
             "stale",
             "fresh",
             "forget",
+            "doubt",
             "replace",
             "remove",
         ]
@@ -280,6 +281,8 @@ class Both:
                 self.now_s += argument * 2.5
             case "stale" | "fresh":
                 self.each(lambda index: index.set_stale(slot, what == "stale"))
+            case "doubt":
+                self.each(lambda index: index.doubt(slot))
             case "forget":
                 self.each(lambda index: index.forget_confirmed(slot))
             case "remove":
@@ -373,8 +376,8 @@ def next_operation(random: Random) -> Any:
             return Placeholder(slot, path, flavour, scheme, "CPU")
         case "clear":
             return Clear(slot)
-    what = ["release", "withdraw", "wait", "stale", "fresh", "forget", "replace"]
-    return Control(random.choices(what, weights=[16, 3, 8, 1, 4, 1, 1])[0], random.randint(1, 4))
+    what = ["release", "withdraw", "wait", "stale", "fresh", "forget", "doubt", "replace"]
+    return Control(random.choices(what, weights=[16, 3, 8, 1, 4, 1, 1, 1])[0], random.randint(1, 4))
 
 
 @settings(max_examples=100, deadline=None, derandomize=True)

@@ -36,6 +36,7 @@ class Follower:
         arguments = [str(program), live, replay, topic, json.dumps(CONFIG | config)]
         self.process = subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True)
         self.applied: list[tuple[int, int]] = []
+        self.doubts = 0
         self.stale = True
         self.state: dict[str, Any] = {}
         self._thread = threading.Thread(target=self._read, daemon=True)
@@ -49,6 +50,8 @@ class Follower:
                     self.applied.append((event["life"], event["number"]))
                 case {"forget": True}:
                     self.applied = []
+                case {"doubt": True}:
+                    self.doubts += 1
                 case {"stale": stale}:
                     self.stale = stale
                 case {"state": state}:
@@ -197,7 +200,7 @@ def test_a_replay_with_a_hole_is_asked_for_again_from_there(start: Callable[...,
     follower.wait(lambda: follower.state["complete"])
 
 
-def test_without_a_replay_endpoint_a_loss_costs_what_came_before(start: Callable[..., Any]) -> None:
+def test_without_a_replay_endpoint_a_loss_puts_what_came_before_in_doubt(start: Callable[..., Any]) -> None:
     engine = start(EngineSocket, replay=False)
     follower = start(Follower, *engine.endpoints)
     follower.wait(lambda: follower.state.get("state") == "live")
@@ -205,8 +208,27 @@ def test_without_a_replay_endpoint_a_loss_costs_what_came_before(start: Callable
     engine.publish(2, lost=True)
     engine.publish(2)
     last = len(engine.log) - 1
-    follower.wait(lambda: follower.applied == [(0, last - 1), (0, last)] and not follower.stale)
+    follower.wait(lambda: follower.applied[-2:] == [(0, last - 1), (0, last)] and not follower.stale)
+    assert follower.applied[-3] == (0, last - 4)
     follower.wait(lambda: follower.state["gaps"] == 1 and not follower.state["complete"])
+    assert follower.doubts == 1
+
+
+def test_a_stream_that_keeps_losing_batches_is_not_used_until_its_engine_starts_anew(start: Callable[..., Any]) -> None:
+    engine = start(EngineSocket, replay=False)
+    follower = start(Follower, *engine.endpoints)
+    follower.wait(lambda: follower.state.get("state") == "live")
+    follower.wait(lambda: bool(engine.publish()) or bool(follower.applied))
+    for _ in range(10):
+        engine.publish(lost=True)
+        engine.publish()
+    follower.wait(lambda: follower.state["state"] == "lossy" and follower.stale and not follower.applied)
+    assert "what was sent says more" in follower.state["reason"]
+    ports = engine.ports
+    engine.close()
+    reborn = start(EngineSocket, life=1, replay=False, ports=ports)
+    follower.wait(lambda: bool(reborn.publish()) or (bool(follower.applied) and not follower.stale))
+    follower.wait(lambda: follower.state["state"] == "live")
 
 
 def test_an_engine_that_never_answers_replays_is_followed_from_now_on(start: Callable[..., Any]) -> None:
@@ -243,7 +265,8 @@ def test_an_oversized_message_ends_in_a_live_stream_that_knows_its_loss(start: C
     engine.filler_bytes = 0
     follower.wait(lambda: follower.stale)
     follower.wait(lambda: bool(engine.publish()) or (0, 6) in follower.applied)
-    assert follower.applied[0][1] > 3
+    assert (0, 3) not in follower.applied
+    assert follower.doubts == 1
     follower.wait(lambda: not follower.stale and not follower.state["complete"])
 
 

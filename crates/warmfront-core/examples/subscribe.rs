@@ -2,7 +2,7 @@
 //!
 //! `subscribe ENDPOINT [REPLAY [TOPIC [KV_CONFIG_JSON]]]`, for example
 //! `cargo run --example subscribe tcp://127.0.0.1:5557 tcp://127.0.0.1:5558 kv-events`. Lines: `{"applied": batch}`,
-//! `{"forget": true}`, `{"stale": bool}` and, when it changes, `{"state": {...}}`. An empty REPLAY means none.
+//! `{"forget": true}`, `{"doubt": true}`, `{"stale": bool}` and, when it changes, `{"state": {...}}`. An empty REPLAY means none.
 
 use std::io::Write;
 use std::sync::Arc;
@@ -39,6 +39,10 @@ impl Sink for Printer {
 
     fn forget(&self) {
         print(&json!({"forget": true}));
+    }
+
+    fn doubt(&self) {
+        print(&json!({"doubt": true}));
     }
 
     fn set_stale(&self, stale: bool) {

@@ -155,7 +155,7 @@ pub struct ReplicaState {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct EventState {
-    /// `live`, `connecting`, `catching_up`, `stale` or `none`.
+    /// `live`, `connecting`, `catching_up`, `stale`, `lossy` or `none`.
     pub state: String,
     /// Why it is not live, or what is missing although it is, in words.
     pub reason: Option<String>,

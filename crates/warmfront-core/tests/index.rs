@@ -248,6 +248,43 @@ fn a_stale_slot_counts_with_predictions_only() {
 }
 
 #[test]
+fn predictions_live_long_while_a_slot_is_stale_and_short_again_afterwards() {
+    let index = index(1);
+    let tokens = prompt(0, 3);
+    index.set_stale(0, true);
+    index.dispatched(1, &hashes(&index, &tokens), 0, 0.0);
+    index.released(1);
+    let options = options();
+    assert!(options.approximate_ttl_s > options.predicted_ttl_s + 1.0);
+    assert_eq!(overlap(&index, &tokens, options.predicted_ttl_s + 1.0).device, [3]);
+    index.set_stale(0, false);
+    assert_eq!(overlap(&index, &tokens, options.predicted_ttl_s + 1.0).device, [0]);
+}
+
+#[test]
+fn a_stale_slot_keeps_to_its_capacity() {
+    let index = Index::new(options());
+    index.add_slot(0, Feed::Exact, Some(4));
+    index.set_stale(0, true);
+    index.dispatched(1, &hashes(&index, &prompt(0, 3)), 0, 0.0);
+    index.dispatched(2, &hashes(&index, &prompt(100, 3)), 0, 1.0);
+    assert_eq!(overlap(&index, &prompt(0, 3), 1.0).resident, [4]);
+}
+
+#[test]
+fn in_doubt_facts_stay_and_one_removal_takes_all_copies() {
+    let index = index(1);
+    let tokens = prompt(0, 2);
+    store(&index, 0, &tokens, 1, None);
+    store(&index, 0, &tokens, 1, None);
+    index.doubt(0);
+    store(&index, 0, &tokens, 1, None);
+    assert_eq!(overlap(&index, &tokens, 0.0).device, [2]);
+    remove(&index, 0, 2);
+    assert_eq!(overlap(&index, &tokens, 0.0).device, [1]);
+}
+
+#[test]
 fn an_approximate_replica_forgets_what_was_used_longest_ago() {
     let index = Index::new(options());
     index.add_slot(0, Feed::Approximate, Some(4));

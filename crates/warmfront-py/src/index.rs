@@ -52,6 +52,10 @@ impl Index {
         self.core.forget_confirmed(slot);
     }
 
+    fn doubt(&self, slot: u32) {
+        self.core.doubt(slot);
+    }
+
     fn set_stale(&self, slot: u32, stale: bool) {
         self.core.set_stale(slot, stale);
     }

@@ -82,7 +82,7 @@ def _replica(
 
 def _event_notes(state: ReplicaState | None) -> list[str]:
     events = state.events if state else None
-    is_broken = events is not None and events.state in ("stale", "connecting") and events.reason
+    is_broken = events is not None and events.state in ("stale", "lossy", "connecting") and events.reason
     return [f"KV events {events.state}: {events.reason}"] if events is not None and is_broken else []
 
 

@@ -123,7 +123,7 @@ PROMPTS = [
 KV_EVENTS = [
     _counter("kv_events_total", "KV events applied, by kind.", "replica", "kind"),
     _gauge("kv_event_lag_seconds", "Age of the last KV event batch when it arrived, by the engine's clock.", "replica"),
-    _gauge("kv_state", "1 for the state the replica's event stream is in.", "replica", "state"),
+    _gauge("kv_state", "1 for the state the replica's event stream is in; lossy: not used.", "replica", "state"),
     _counter("kv_gaps_total", "Skipped sequence numbers noticed.", "replica"),
     _counter("kv_replays_total", "Replays asked for, by result.", "replica", "result"),
     _counter("kv_restarts_total", "Streams that began anew: the engine was restarted.", "replica"),

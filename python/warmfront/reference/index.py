@@ -87,6 +87,8 @@ class SlotState:
     stale: bool = False
     names: dict[int, int] = field(default_factory=dict)
     """Engine hash → key, of blocks on the device."""
+    is_doubtful: bool = False
+    """Some events were lost: copies are not counted."""
     copies: Counter[int] = field(default_factory=Counter)
     """Physical copies by engine hash."""
     offloaded: dict[int, Offloaded] = field(default_factory=dict)
@@ -110,6 +112,11 @@ class SlotState:
     def trusted(self) -> set[int]:
         """Keys on the device by events that are believed."""
         return set() if self.stale else self.confirmed()
+
+    @property
+    def is_exact_now(self) -> bool:
+        """Whether events say what the slot holds; while they are not believed, our own dispatches do."""
+        return self.exact and not self.stale
 
     def device(self) -> set[int]:
         """Keys taken to be on the device."""
@@ -230,11 +237,18 @@ class Index:
         """What is known from events is void; predictions stay."""
         if (state := self.slots.get(slot)) is not None:
             self._clear(state)
+            state.is_doubtful = False
             state.offloaded.clear()
             state.groups = Groups()
 
+    def doubt(self, slot: Slot) -> None:
+        """Some events of the slot are lost: what is known stays, but a removal takes all copies of a block."""
+        if (state := self.slots.get(slot)) is not None:
+            state.is_doubtful = True
+            state.copies = Counter(dict.fromkeys(state.copies, 1))
+
     def set_stale(self, slot: Slot, stale: bool) -> None:
-        """While stale, a slot counts with its predictions only."""
+        """While stale, a slot counts with its predictions only, which live as on an approximate feed."""
         if (state := self.slots.get(slot)) is None:
             return
         state.stale = stale
@@ -317,7 +331,7 @@ class Index:
             # What the engine named so before cannot be there any more.
             state.copies[name] = 0
         state.names[name] = key
-        state.copies[name] += 1
+        state.copies[name] = 1 if state.is_doubtful else state.copies[name] + 1
         if not known:
             state.predicted.discard(key)
         return known
@@ -386,7 +400,7 @@ class Index:
         if len(state.prompts) > PROMPTS_MAX:
             state.drop(state.prompts[0])
         self.in_flight[id] = InFlight(slot, prompt, list(hashes))
-        while not state.exact and state.capacity_blocks is not None and state.resident() > state.capacity_blocks:
+        while not state.is_exact_now and state.capacity_blocks is not None and state.resident() > state.capacity_blocks:
             if (key := state.shed()) is None:
                 break
             state.evict(key)
@@ -421,21 +435,21 @@ class Index:
             return
         state, prompt = self.slots[request.slot], request.prompt
         prompt.dispatches -= 1
-        is_computed = prompt.in_flight > 0 if state.exact else prompt.dispatches > 0
+        is_computed = prompt.in_flight > 0 if state.is_exact_now else prompt.dispatches > 0
         if not is_computed and prompt in state.prompts:
             state.drop(prompt)
 
     def expire(self, now_s: float) -> None:
         """End the predictions of prompts whose time is up, or start that anew while they are in flight."""
         for state in self.slots.values():
-            ttl_s = self.predicted_ttl_s if state.exact else self.approximate_ttl_s
+            ttl_s = self.predicted_ttl_s if state.is_exact_now else self.approximate_ttl_s
             while state.prompts and state.prompts[0].touched_s + ttl_s <= now_s:
                 oldest = state.prompts[0]
                 if ttl_s > 0 and oldest.in_flight:
                     state.requeue(oldest, now_s)
                     continue
                 ended = state.drop(oldest)
-                if state.exact and not state.stale:
+                if state.is_exact_now:
                     state.unconfirmed += ended
 
     # Lookup

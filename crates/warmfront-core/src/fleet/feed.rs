@@ -85,6 +85,10 @@ impl Sink for SlotSink {
         self.index.forget_confirmed(self.slot);
     }
 
+    fn doubt(&self) {
+        self.index.doubt(self.slot);
+    }
+
     fn set_stale(&self, stale: bool) {
         self.index.set_stale(self.slot, stale);
     }

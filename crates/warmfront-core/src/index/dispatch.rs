@@ -12,6 +12,7 @@ use super::arena::Node;
 use super::hash::FastMap;
 use super::path::Path;
 use super::recent::ROWS_MAX;
+use super::slots::SlotState;
 use super::{Feed, State};
 use crate::block::SeqHash;
 use crate::mailbox::{RequestId, Slot};
@@ -132,7 +133,7 @@ impl State {
     /// Predicts every block that is not confirmed already.
     fn predict(&mut self, nodes: &[Node], slot: Slot, now_s: f64) {
         let stride = self.arena.stride();
-        let Some((is_stale, feed)) = self.slot(slot).map(|state| (state.stale, state.feed)) else { return };
+        let Some((is_stale, feed)) = self.slot(slot).map(|state| (state.stale, state.feed_now())) else { return };
         self.next_expiry_s = self.next_expiry_s.min(now_s + self.ttl_s(feed));
         let mut made = 0;
         for node in nodes {
@@ -183,7 +184,7 @@ impl State {
     pub(super) fn withdrawn(&mut self, id: RequestId) {
         let Some(InFlight { slot, row: Some(row) }) = self.in_flight.remove(&id) else { return };
         let Some(state) = self.slot_mut(slot) else { return };
-        let has_events = state.feed == Feed::Exact;
+        let has_events = state.feed_now() == Feed::Exact;
         let prompt = state.recent.row_mut(row);
         prompt.dispatches -= 1;
         // Where there are events, they say what an equal dispatch computed before; one still in flight will compute it.
@@ -276,7 +277,7 @@ impl State {
         }
         self.next_expiry_s = f64::INFINITY;
         for slot in 0..self.slots.len() as Slot {
-            let Some(feed) = self.slot(slot).map(|state| state.feed) else { continue };
+            let Some(feed) = self.slot(slot).map(SlotState::feed_now) else { continue };
             let ttl_s = self.ttl_s(feed);
             while let Some(state) = self.slot_mut(slot)
                 && let Some(row) = state.recent.oldest()
@@ -291,7 +292,7 @@ impl State {
                     state.recent.touch(row, now_s);
                     continue;
                 }
-                let is_news = feed == Feed::Exact && !state.stale;
+                let is_news = feed == Feed::Exact;
                 let ended = self.drop_prompt(slot, row);
                 if is_news && let Some(state) = self.slot_mut(slot) {
                     state.stats.unconfirmed += ended;
@@ -303,7 +304,7 @@ impl State {
     /// An engine without events holds no more than its capacity: the blocks used longest ago have gone.
     fn keep_capacity(&mut self, slot: Slot) {
         while let Some(state) = self.slot(slot)
-            && state.feed == Feed::Approximate
+            && state.feed_now() == Feed::Approximate
             && state.capacity_blocks.is_some_and(|capacity| state.resident() > capacity)
             && let Some(seq) = self.shed_prediction(slot)
         {

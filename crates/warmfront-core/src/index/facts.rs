@@ -53,7 +53,7 @@ impl State {
         let Some(state) = self.slots.get_mut(slot as usize).and_then(Option::as_mut) else { return false };
         let place = match state.private.locate(hash) {
             Ok(other) if other == node => {
-                *state.copies.entry(hash).or_insert(0) += 1;
+                state.add_copy(hash);
                 return true;
             }
             Ok(other) => {
@@ -95,7 +95,7 @@ impl State {
         let stride = self.arena.stride();
         let Some(state) = self.slots.get_mut(slot as usize).and_then(Option::as_mut) else { return false };
         if self.arena.planes.shared.set(stride, node, slot) {
-            *state.copies.entry(hash).or_insert(0) += 1;
+            state.add_copy(hash);
             return true;
         }
         let known = self.arena.planes.private.get(stride, node, slot);

@@ -176,7 +176,12 @@ impl Index {
         self.state.write().forget_confirmed(slot);
     }
 
-    /// While stale, a slot counts with its predictions only, and these are not expected to be confirmed.
+    /// Some events of the slot are lost: what is known stays, but a removal takes all copies of a block.
+    pub fn doubt(&self, slot: Slot) {
+        self.state.write().doubt(slot);
+    }
+
+    /// While stale, a slot counts with its predictions only, which live as on an approximate feed.
     pub fn set_stale(&self, slot: Slot, stale: bool) {
         self.state.write().set_stale(slot, stale);
     }
@@ -298,11 +303,19 @@ impl State {
 
     fn forget_confirmed(&mut self, slot: Slot) {
         let Some(state) = self.slot_mut(slot) else { return };
+        state.is_doubtful = false;
         state.groups.forget();
         state.offloaded.clear();
         state.offloaded_more.clear();
         self.clear_device(slot);
         self.clear_planes(slot, |planes| vec![&mut planes.host, &mut planes.disk]);
+    }
+
+    fn doubt(&mut self, slot: Slot) {
+        if let Some(state) = self.slot_mut(slot) {
+            state.is_doubtful = true;
+            state.copies.clear();
+        }
     }
 
     fn remove_slot(&mut self, slot: Slot) {
@@ -335,6 +348,7 @@ impl State {
     fn set_stale(&mut self, slot: Slot, is_stale: bool) {
         let Some(state) = self.slot_mut(slot) else { return };
         state.stale = is_stale;
+        self.next_expiry_s = f64::NEG_INFINITY; // predictions live longer while it is stale
         if is_stale {
             return;
         }

@@ -49,6 +49,8 @@ pub(super) struct SlotState {
     pub(super) feed: Feed,
     pub(super) capacity_blocks: Option<u64>,
     pub(super) stale: bool,
+    /// Some events were lost: copies are not counted, since a copy too many would outlive every removal.
+    pub(super) is_doubtful: bool,
     pub(super) stats: SlotStats,
     pub(super) recent: Recent,
     pub(super) private: Private,
@@ -70,6 +72,7 @@ impl SlotState {
             feed,
             capacity_blocks,
             stale: false,
+            is_doubtful: false,
             stats: SlotStats::default(),
             recent: Recent::default(),
             private: Private::default(),
@@ -85,6 +88,18 @@ impl SlotState {
     /// Blocks taken to be on the device: what events say unless they are stale, and what was predicted.
     pub(super) fn resident(&self) -> u64 {
         if self.stale { self.stats.predicted } else { self.stats.confirmed + self.stats.predicted }
+    }
+
+    /// Notes another physical copy.
+    pub(super) fn add_copy(&mut self, hash: u64) {
+        if !self.is_doubtful {
+            *self.copies.entry(hash).or_insert(0) += 1;
+        }
+    }
+
+    /// Whether nothing but our own dispatches says what the slot holds now.
+    pub(super) fn feed_now(&self) -> Feed {
+        if self.stale { Feed::Approximate } else { self.feed }
     }
 
     /// Removes one physical copy beyond the first. False when there is only one.

@@ -2,7 +2,7 @@
 //!
 //! Pure: no socket, no clock. Inputs are what the sockets saw, actions are what the subscription has to do, and the
 //! invariant between them is: whenever the last [`Action::Trust`] was `true`, the batches applied since the last
-//! [`Action::Forget`] are one contiguous run of the log of the process that is connected now.
+//! [`Action::Forget`] are of the process that is connected now, and one contiguous run since the last [`Action::Doubt`].
 //!
 //! Engines number batches from 0 in every process and name no process, so a number alone proves nothing after a
 //! reconnect: a restarted engine may already have passed the old number. Every replay therefore starts *at* the last
@@ -10,8 +10,10 @@
 //! replay are held back and never mixed in between: the two sockets may reach different processes for a moment, and
 //! only a run that ends with the messages of one of them can be checked by its last batch later.
 //!
-//! Batches that lie before the first one we ever see are missing knowledge, not wrong knowledge; batches lost in the
-//! middle may have been removals, so they cost everything applied before them.
+//! Batches that lie before the first one we ever see are missing knowledge, not wrong knowledge. Batches lost in the
+//! middle may have been removals. One hole makes a little of what is known wrong, while dropping all of it would make
+//! the replica look cold although it is warm: its facts stay, in doubt. Where holes keep coming, a stream is worth less
+//! than none, since what was sent says more: then it is [`Phase::Lossy`] until another one begins.
 
 use std::collections::BTreeMap;
 
@@ -24,6 +26,10 @@ pub const BARREN_REPLAYS_MAX: u32 = 3;
 const START_ATTEMPTS_MAX: u32 = 3;
 /// Live messages held back while a replay runs.
 pub const HELD_MESSAGES_MAX: usize = 16_384;
+/// Holes that no replay fills, on one connection, below which a stream is not lossy.
+const LOSSY_HOLES_MIN: u64 = 8;
+/// Batches for each such hole below which it is.
+const LOSSY_BATCHES_A_HOLE: u64 = 100;
 /// Bytes held back while a replay runs.
 pub const HELD_BYTES_MAX: usize = 64 * 1024 * 1024;
 
@@ -66,6 +72,8 @@ pub enum Action {
     },
     /// Drop all confirmed facts of the replica.
     Forget,
+    /// Some batches are lost for good: keep the facts, but take any removal for that of the last copy.
+    Doubt,
     /// Whether the facts may be used.
     Trust(bool),
 }
@@ -75,6 +83,8 @@ pub enum Phase {
     Disconnected,
     CatchingUp,
     Live,
+    /// Too much is lost: batches pass unread until another process or connection begins anew.
+    Lossy,
 }
 
 /// Counts since the subscription began.
@@ -147,6 +157,11 @@ pub struct Sequence {
     /// History was given up because replays failed; how many answered attempts to win it back are left.
     start_attempts: u32,
     distrusted: bool,
+    /// What is applied is of the process at the other end of this connection.
+    is_same_process: bool,
+    /// Applied on this connection, and holes in that which no replay filled.
+    batches: u64,
+    holes: u64,
     reason: Option<String>,
     counts: Counts,
     actions: Vec<Action>,
@@ -168,6 +183,9 @@ impl Sequence {
             complete: false,
             start_attempts: 0,
             distrusted: false,
+            is_same_process: false,
+            batches: 0,
+            holes: 0,
             reason: None,
             counts: Counts::default(),
             actions: Vec::new(),
@@ -221,7 +239,9 @@ impl Sequence {
     fn connected(&mut self) {
         self.newest = None;
         self.barren = 0;
+        self.is_same_process = false;
         self.drop_held();
+        self.count_anew();
         if self.can_replay {
             self.catch_up("catching up by replay".into());
             return;
@@ -248,7 +268,7 @@ impl Sequence {
         self.newest = Some(number);
         let may_start = number == 0 || !self.can_replay;
         match (self.phase, self.applied) {
-            (Phase::Disconnected, _) => {}
+            (Phase::Disconnected | Phase::Lossy, _) => {}
             (Phase::Live, None) if may_start => self.offer(number, payload),
             (Phase::Live, Some(last)) if number <= last.number + 1 => self.offer(number, payload),
             (Phase::Live, _) => {
@@ -267,6 +287,8 @@ impl Sequence {
         } else if self.last() >= Some(number) {
             return;
         }
+        self.is_same_process = true;
+        self.batches += 1;
         self.applied = Some(Applied { number, print: xxh3_64(&payload) });
         self.actions.push(Action::Apply { number, payload });
     }
@@ -300,7 +322,10 @@ impl Sequence {
             }
             // An answer from before the point we asked for says nothing.
             (_, Some(last)) if number < last.number => {}
-            (_, Some(last)) if number == last.number && xxh3_64(&payload) == last.print => asked.checked = true,
+            (_, Some(last)) if number == last.number && xxh3_64(&payload) == last.print => {
+                asked.checked = true;
+                self.is_same_process = true;
+            }
             (_, Some(last)) if number == last.number => self.another_process("a batch has other contents than before"),
             (_, Some(last)) => {
                 self.counts.gaps += 1;
@@ -321,7 +346,11 @@ impl Sequence {
             if self.may_ask_again() {
                 return;
             }
-            self.forget();
+            self.doubt();
+            if self.is_lossy() {
+                self.go_lossy();
+                return;
+            }
         }
         self.offer(number, payload);
     }
@@ -409,10 +438,17 @@ impl Sequence {
 
     fn malformed(&mut self, reason: String) {
         self.counts.gaps += 1;
-        self.actions.push(Action::Forget);
-        self.complete = false;
+        if self.phase == Phase::Lossy {
+            return;
+        }
+        let last = self.applied;
+        self.doubt();
+        self.applied = last;
         self.base = self.applied.map_or(0, |last| last.number + 1);
         self.reason = Some(reason);
+        if self.is_lossy() {
+            self.go_lossy();
+        }
     }
 
     fn distrust(&mut self, reason: String) {
@@ -428,10 +464,12 @@ impl Sequence {
     fn another_process(&mut self, sign: &str) {
         self.counts.restarts += 1;
         self.distrusted = false;
+        self.count_anew();
         if self.can_replay {
             self.rebuild(format!("the engine has restarted: {sign}"));
         } else {
             self.forget();
+            self.go_live(Some(format!("the engine has restarted: {sign}")));
         }
     }
 
@@ -442,9 +480,17 @@ impl Sequence {
         self.catch_up(reason);
     }
 
-    /// Drops what came before the hole and goes on behind it.
+    /// Goes on behind a hole that will not be filled. What came before it stays only if it is of the same process.
     fn give_up(&mut self, reason: String) {
-        self.forget();
+        if self.is_same_process {
+            self.doubt();
+        } else {
+            self.forget();
+        }
+        if self.is_lossy() {
+            self.go_lossy();
+            return;
+        }
         self.keep_last_run();
         self.apply_held();
         self.complete = false;
@@ -480,6 +526,33 @@ impl Sequence {
         self.applied = None;
         self.complete = false;
         self.actions.push(Action::Forget);
+    }
+
+    /// Some batches will never be had.
+    fn doubt(&mut self) {
+        self.holes += 1;
+        self.applied = None;
+        self.complete = false;
+        self.actions.push(Action::Doubt);
+    }
+
+    fn is_lossy(&self) -> bool {
+        self.holes >= LOSSY_HOLES_MIN && self.batches < self.holes * LOSSY_BATCHES_A_HOLE
+    }
+
+    fn go_lossy(&mut self) {
+        let (holes, batches) = (self.holes, self.batches);
+        self.forget();
+        self.drop_held();
+        self.asked = None;
+        self.phase = Phase::Lossy;
+        self.reason = Some(format!("{holes} holes in {batches} batches: what was sent says more than these events"));
+        self.actions.push(Action::Trust(false));
+    }
+
+    fn count_anew(&mut self) {
+        self.batches = 0;
+        self.holes = 0;
     }
 
     /// Holds a live message. When there is no room, everything held goes except the newest: the rest can be replayed,

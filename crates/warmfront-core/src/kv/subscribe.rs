@@ -53,6 +53,8 @@ pub trait Sink: Send + Sync {
     fn apply(&self, payload: &[u8], now_s: f64) -> Result<Applied, String>;
     /// Drops all confirmed facts.
     fn forget(&self);
+    /// Some batches are lost: keeps the facts, counts no copies.
+    fn doubt(&self);
     /// Whether the facts may lag behind the engine or belong to a dead one.
     fn set_stale(&self, stale: bool);
 }
@@ -200,6 +202,10 @@ impl Subscription {
                         self.unknown_parents_in_row = 0;
                         self.sink.forget();
                     }
+                    Action::Doubt => {
+                        self.unknown_parents_in_row = 0;
+                        self.sink.doubt();
+                    }
                     Action::Trust(trusted) => self.sink.set_stale(!trusted),
                 }
             }
@@ -319,7 +325,7 @@ impl Subscription {
             self.counted = counts;
         }
         if let Some(name) = changed {
-            for state in ["connecting", "catching_up", "live", "stale"] {
+            for state in ["connecting", "catching_up", "live", "stale", "lossy"] {
                 meter.set("warmfront_kv_state", &[replica, state], f64::from(u8::from(state == name)));
             }
             tracing::info!(replica, state = name, reason = self.sequence.reason(), "KV events");
@@ -339,6 +345,7 @@ fn name(phase: Phase) -> &'static str {
         Phase::Disconnected => "stale",
         Phase::CatchingUp => "catching_up",
         Phase::Live => "live",
+        Phase::Lossy => "lossy",
     }
 }
 

@@ -1,7 +1,7 @@
 //! KV events on their way from engines to the index: late, and some lost.
 //!
 //! What is lost shows as a gap in the numbers, and the core's own rule says what a gap costs ([`Sequence`] without a replay
-//! endpoint: everything confirmed before it is forgotten). Batches are applied no earlier than anybody looks: nothing but a
+//! endpoint). Batches are applied no earlier than anybody looks: nothing but a
 //! lookup or a dispatch can tell the difference.
 
 use std::collections::VecDeque;
@@ -120,6 +120,7 @@ impl Stream {
                     index.apply(delivery.slot, &batch, delivery.at_s);
                 }
                 Action::Forget => index.forget_confirmed(delivery.slot),
+                Action::Doubt => index.doubt(delivery.slot),
                 Action::Trust(trusted) => index.set_stale(delivery.slot, !trusted),
                 Action::Replay { .. } => unreachable!("there is no replay endpoint"),
             }

@@ -54,8 +54,10 @@ struct World {
     connected: bool,
     replay: VecDeque<Answer>,
     spoil: Option<Spoil>,
-    /// Applied since the last forget.
+    /// Applied since the last forget or doubt.
     index: Vec<(u64, Bytes)>,
+    /// Applied before that and since the last forget: still believed.
+    doubted: Vec<(u64, Bytes)>,
     trusted: bool,
 }
 
@@ -71,6 +73,7 @@ impl World {
             replay: VecDeque::new(),
             spoil: None,
             index: Vec::new(),
+            doubted: Vec::new(),
             trusted: false,
         };
         world.connect();
@@ -145,7 +148,11 @@ impl World {
             match action {
                 Action::Apply { number, payload } => self.index.push((number, payload)),
                 Action::Replay { from, .. } => self.answer(from),
-                Action::Forget => self.index.clear(),
+                Action::Forget => {
+                    self.index.clear();
+                    self.doubted.clear();
+                }
+                Action::Doubt => self.doubted.append(&mut self.index),
                 Action::Trust(trusted) => self.trusted = trusted,
             }
         }
@@ -177,7 +184,7 @@ impl World {
         for pair in self.index.windows(2) {
             assert_eq!(pair[0].0 + 1, pair[1].0, "trusted, but with a hole");
         }
-        for (number, payload) in &self.index {
+        for (number, payload) in self.doubted.iter().chain(&self.index) {
             assert_eq!(Some(payload), self.log.get(*number as usize), "trusted, but of another process");
         }
     }
@@ -260,7 +267,7 @@ proptest! {
     }
 
     #[test]
-    fn without_a_replay_endpoint_only_what_followed_the_last_loss_is_trusted(steps in steps()) {
+    fn without_a_replay_endpoint_a_stream_is_live_at_its_end_unless_too_much_of_it_is_lost(steps in steps()) {
         let mut world = World::new(0, false);
         for step in &steps {
             world.run(step);
@@ -268,7 +275,11 @@ proptest! {
         world.settle();
         world.run(&Step::Publish(1));
         world.settle();
-        prop_assert!(world.trusted);
+        prop_assert_eq!(world.trusted, world.sequence.phase() == Phase::Live);
+        if world.sequence.phase() == Phase::Lossy {
+            prop_assert!(world.index.is_empty() && world.doubted.is_empty());
+            return Ok(());
+        }
         prop_assert_eq!(world.last(), Some(world.log.len() as u64 - 1));
         prop_assert!(!world.sequence.complete() || world.first() == Some(0));
     }
@@ -355,7 +366,7 @@ fn live_messages_that_a_replay_has_overtaken_are_dropped() {
 }
 
 #[test]
-fn a_hole_that_never_fills_costs_what_came_before_it_and_no_more() {
+fn a_hole_that_never_fills_puts_what_came_before_it_in_doubt() {
     let mut sequence = caught_up(5);
     let mut actions = sequence.take(Input::Live { number: 8, payload: batch(8) });
     assert_eq!(actions.first(), Some(&Action::Trust(false)));
@@ -364,7 +375,7 @@ fn a_hole_that_never_fills_costs_what_came_before_it_and_no_more() {
         sequence.take(Input::Replayed { number: 5, payload: batch(5) });
         actions = sequence.take(Input::Replayed { number: 7, payload: batch(7) });
     }
-    assert_eq!(actions, [Action::Forget, Action::Apply { number: 7, payload: batch(7) }]);
+    assert_eq!(actions, [Action::Doubt, Action::Apply { number: 7, payload: batch(7) }]);
     let actions = sequence.take(Input::ReplayEnded);
     assert_eq!(actions, [Action::Apply { number: 8, payload: batch(8) }, Action::Trust(true)]);
     assert!(!sequence.complete());
@@ -389,9 +400,9 @@ fn messages_held_during_a_replay_are_bounded_and_the_rest_is_replayed() {
 }
 
 #[test]
-fn a_malformed_batch_costs_what_was_applied_and_the_stream_goes_on() {
+fn a_malformed_batch_puts_what_was_applied_in_doubt_and_the_stream_goes_on() {
     let mut sequence = caught_up(5);
-    assert_eq!(sequence.take(Input::Malformed("bad".into())), [Action::Forget]);
+    assert_eq!(sequence.take(Input::Malformed("bad".into())), [Action::Doubt]);
     let actions = sequence.take(Input::Live { number: 6, payload: batch(6) });
     assert_eq!(actions, [Action::Apply { number: 6, payload: batch(6) }]);
     assert!(!sequence.complete());
@@ -416,4 +427,69 @@ fn a_failed_check_of_a_quiet_stream_is_named_and_does_not_distrust() {
     assert_eq!(sequence.take(Input::ReplayFailed("no answer".into())), []);
     assert_eq!(sequence.phase(), Phase::Live);
     assert_eq!(sequence.reason(), Some("check for lost events failed: no answer"));
+}
+
+/// Live without a replay endpoint; every `step`-th number arrives.
+fn thinned(batches: u64, step: u64) -> (Sequence, Vec<Action>) {
+    let mut sequence = Sequence::new(false);
+    let mut actions = sequence.take(Input::Connected);
+    for number in (0..batches * step).step_by(step as usize) {
+        actions.extend(sequence.take(Input::Live { number, payload: batch(number) }));
+    }
+    (sequence, actions)
+}
+
+#[test]
+fn without_replay_one_hole_puts_what_is_known_in_doubt_and_the_stream_stays_live() {
+    let mut sequence = Sequence::new(false);
+    sequence.take(Input::Connected);
+    sequence.take(Input::Live { number: 0, payload: batch(0) });
+    let actions = sequence.take(Input::Live { number: 2, payload: batch(2) });
+    assert_eq!(actions, [Action::Doubt, Action::Apply { number: 2, payload: batch(2) }]);
+    assert_eq!((sequence.phase(), sequence.counts().gaps), (Phase::Live, 1));
+}
+
+#[test]
+fn a_stream_that_keeps_losing_batches_is_lossy_and_passes_unread() {
+    let (mut sequence, actions) = thinned(20, 2);
+    assert_eq!(sequence.phase(), Phase::Lossy);
+    assert_eq!(actions.iter().filter(|action| **action == Action::Doubt).count(), LOSSY_HOLES_MIN as usize);
+    assert_eq!(&actions[actions.len() - 2..], [Action::Forget, Action::Trust(false)]);
+    assert_eq!(sequence.take(Input::Live { number: 40, payload: batch(40) }), []);
+    assert_eq!(sequence.take(Input::Malformed("bad".into())), []);
+}
+
+#[test]
+fn as_many_holes_in_a_long_stream_are_not_lossy() {
+    let mut sequence = Sequence::new(false);
+    sequence.take(Input::Connected);
+    let lost = |number: u64| number % 1000 == 999;
+    for number in (0..12_000).filter(|number| !lost(*number)) {
+        sequence.take(Input::Live { number, payload: batch(number) });
+    }
+    assert_eq!((sequence.phase(), sequence.counts().gaps), (Phase::Live, 11));
+}
+
+#[test]
+fn a_lossy_stream_gets_a_new_chance_with_another_process_and_with_another_connection() {
+    let (mut sequence, _) = thinned(20, 2);
+    let actions = sequence.take(Input::Live { number: 0, payload: Bytes::from_static(b"new 0") });
+    assert_eq!(sequence.phase(), Phase::Live);
+    assert_eq!(actions.last(), Some(&Action::Apply { number: 0, payload: Bytes::from_static(b"new 0") }));
+    let (mut sequence, _) = thinned(20, 2);
+    sequence.take(Input::Disconnected("reset".into()));
+    sequence.take(Input::Connected);
+    assert_eq!(sequence.phase(), Phase::Live);
+}
+
+#[test]
+fn a_replay_that_fails_on_a_new_connection_costs_everything_since_it_may_be_another_process() {
+    let mut sequence = caught_up(5);
+    sequence.take(Input::Disconnected("reset".into()));
+    sequence.take(Input::Connected);
+    let mut actions = vec![];
+    for _ in 0..BARREN_REPLAYS_MAX {
+        actions = sequence.take(Input::ReplayFailed("no answer".into()));
+    }
+    assert!(actions.contains(&Action::Forget) && !actions.contains(&Action::Doubt));
 }
