@@ -137,11 +137,12 @@ def _label_count(labels: dict[str, str], names: Sequence[str]) -> int | None:
 
 
 def _number(text: str) -> float | None:
+    """Read a value; counts and shares are never negative, so one that is says nothing."""
     try:
         value = float(text)
     except ValueError:
         return None
-    return value if math.isfinite(value) else None
+    return value if math.isfinite(value) and value >= 0 else None
 
 
 def _count(text: str | None) -> int | None:

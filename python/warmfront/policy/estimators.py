@@ -162,7 +162,10 @@ class Sequences:
         self.limit[slot], self._most[slot], self._reports[slot] = None, 0.0, 0
 
     def seen(self, slot: Slot, *, running: float, waiting: float, kv_usage: float) -> None:
-        """Take the engine's own counts."""
+        """Take the engine's own counts. One that runs nothing while requests wait is starting or stopped: no limit."""
+        if running < 1:
+            self._reports[slot] = 0
+            return
         if running > self._most[slot]:
             self.limit[slot], self._most[slot], self._reports[slot] = None, running, 0
         is_full = running >= SEQUENCES_NEARLY * self._most[slot]
