@@ -160,12 +160,13 @@ impl Replica {
     }
 }
 
-/// `host:port` of `http://host:port/`; the port of plain HTTP when none is named.
+/// `host:port` of `http://host:port/`; the scheme's port when none is named.
 fn authority(url: &str) -> String {
+    let port = if url.starts_with("https://") { 443 } else { 80 };
     let rest = url.split_once("://").map_or(url, |(_, rest)| rest);
     let host = rest.split('/').next().unwrap_or(rest);
     let has_port = host.rsplit_once(':').is_some_and(|(_, port)| port.bytes().all(|byte| byte.is_ascii_digit()));
-    if has_port { host.to_owned() } else { format!("{host}:80") }
+    if has_port { host.to_owned() } else { format!("{host}:{port}") }
 }
 
 /// Headers as configured; what HTTP does not allow is left out and said.
@@ -209,5 +210,6 @@ mod tests {
         assert_eq!(authority("http://engine/"), "engine:80");
         assert_eq!(authority("http://[::1]:8000/v1"), "[::1]:8000");
         assert_eq!(authority("http://[::1]"), "[::1]:80");
+        assert_eq!(authority("https://engine"), "engine:443");
     }
 }

@@ -111,13 +111,16 @@ impl Preparer {
             None => Blocks::none(ask.body.len()),
         };
         let session = parsed.session.as_ref().map(|session| xxh3_64(session.key.as_bytes()));
+        let flow = headers::flow(&ask.headers);
+        let affinity = headers::session_key(&ask.headers).or(session);
         let facts = RequestFacts {
             id: ask.id,
             time_s: ask.time_s,
             pool: pool.name.clone(),
             model,
             adapter,
-            flow: headers::flow(&ask.headers),
+            affinity_key: affinity.map(|key| headers::within_flow(key, &flow)),
+            flow,
             priority: headers::priority(&ask.headers).or(parsed.priority).unwrap_or(0),
             route: if ask.endpoint.is_some() { Route::Prefix } else { Route::Load },
             basis: blocks.basis,
@@ -125,7 +128,6 @@ impl Preparer {
             blocks: blocks.hashes.first().map_or(0, |(_, hashes)| hashes.len() as u32),
             turn: parsed.turns,
             output_tokens_max: parsed.output_tokens_max,
-            affinity_key: headers::session_key(&ask.headers).or(session),
             prefix_key: prefix_key(&blocks.hashes),
             stream: parsed.stream,
             fallback: blocks.fallback.map(str::to_owned),
