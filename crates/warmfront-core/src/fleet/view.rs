@@ -153,9 +153,11 @@ impl Replica {
         }
     }
 
-    /// The replica as the router is told about it.
+    /// The replica as the router is told about it, without its headers: they hold keys, and a recording keeps what the
+    /// router is told.
     pub fn state(&self) -> ReplicaState {
-        let replica = ReplicaUpdate { block_size: Some(self.block_size), ..self.update.clone() };
+        let mut replica = ReplicaUpdate { block_size: Some(self.block_size), ..self.update.clone() };
+        replica.headers.clear();
         ReplicaState { slot: self.slot, replica, events: self.events.lock().clone() }
     }
 }
