@@ -9,10 +9,11 @@ import subprocess
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from contextlib import closing
+from http.client import HTTPSConnection
 from pathlib import Path
 from typing import Any, cast
 
-import httpx
 import openai
 import pytest
 import trustme
@@ -74,13 +75,20 @@ def add_key(file: Path, name: str, *options: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout.strip()
 
 
+def health(connection: HTTPSConnection) -> int:
+    connection.request("GET", "/health")
+    response = connection.getresponse()
+    response.read()
+    return response.status
+
+
 def setting(path: str, value: Any) -> str:
     return f"{path}={json.dumps(value)}"
 
 
 @pytest.mark.bug(133)
 def test_the_official_client_streams_over_tls_to_an_engine_behind_mutual_tls(
-    tmp_path: Path, start: Start, authority: trustme.CA, tls_engine: Callable[..., TlsEngine]
+    tmp_path: Path, authority: trustme.CA, tls_engine: Callable[..., TlsEngine], start: Start
 ) -> None:
     engine = tls_engine(wants_certificate=True)
     ours = write_certificate(tmp_path, "router", authority)
@@ -107,7 +115,7 @@ def test_the_official_client_streams_over_tls_to_an_engine_behind_mutual_tls(
             )
         ),
     )
-    transport = httpx.Client(verify=router.trust)
+    transport = openai.DefaultHttpxClient(verify=router.trust)
     with openai.OpenAI(base_url=f"{router.url}/v1", api_key=key, max_retries=0, http_client=transport) as client:
         stream = client.chat.completions.create(
             model="tiny", messages=[{"role": "user", "content": "hello"}], stream=True
@@ -116,7 +124,7 @@ def test_the_official_client_streams_over_tls_to_an_engine_behind_mutual_tls(
         answer = client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "hello"}])
         assert answer.choices[0].message.content == "warm"
     with (
-        httpx.Client(verify=router.trust) as transport,
+        openai.DefaultHttpxClient(verify=router.trust) as transport,
         openai.OpenAI(base_url=f"{router.url}/v1", api_key="wrong", max_retries=0, http_client=transport) as client,
         pytest.raises(openai.AuthenticationError) as refused,
     ):
@@ -128,7 +136,7 @@ def test_the_official_client_streams_over_tls_to_an_engine_behind_mutual_tls(
 
 
 def test_a_renewed_certificate_serves_new_clients_and_a_bad_one_changes_nothing(
-    tmp_path: Path, start: Start, authority: trustme.CA, tls_engine: Callable[..., TlsEngine]
+    tmp_path: Path, authority: trustme.CA, tls_engine: Callable[..., TlsEngine], start: Start
 ) -> None:
     engine = tls_engine()
     ours = write_certificate(tmp_path, "router", authority)
@@ -143,8 +151,8 @@ def test_a_renewed_certificate_serves_new_clients_and_a_bad_one_changes_nothing(
             )
         ),
     )
-    with httpx.Client(verify=router.trust) as kept:
-        assert kept.get(f"{router.url}/health").status_code == 200
+    with closing(HTTPSConnection(HOST, router.port, timeout=30, context=router.trust)) as kept:
+        assert health(kept) == 200
         Path(ours["cert"]).write_text("no certificate", encoding="ascii")
         wait_for(lambda: "stays in charge" in router.log_tail(), "the bad file noticed", timeout_s=20)
         assert router.is_healthy()
@@ -156,11 +164,11 @@ def test_a_renewed_certificate_serves_new_clients_and_a_bad_one_changes_nothing(
         wait_for(router.is_healthy, "the new certificate", timeout_s=20)
         router.trust = old
         assert not router.is_healthy()
-        assert kept.get(f"{router.url}/health").status_code == 200, "an open connection keeps its session"
+        assert health(kept) == 200, "an open connection keeps its session"
 
 
 def test_a_port_with_a_client_authority_lets_in_only_its_certificates(
-    tmp_path: Path, start: Start, authority: trustme.CA, tls_engine: Callable[..., TlsEngine]
+    tmp_path: Path, authority: trustme.CA, tls_engine: Callable[..., TlsEngine], start: Start
 ) -> None:
     engine = tls_engine()
     ours = write_certificate(tmp_path, "router", authority)
@@ -177,8 +185,8 @@ def test_a_port_with_a_client_authority_lets_in_only_its_certificates(
         authority.configure_trust(trust)
         if stranger is not None:
             stranger.issue_cert("client.example").configure_cert(trust)
-        with httpx.Client(verify=trust) as client, pytest.raises(httpx.TransportError):
-            client.get(f"{router.url}/health")
+        with closing(HTTPSConnection(HOST, router.port, timeout=30, context=trust)) as client, pytest.raises(OSError):  # noqa: PT011 - TLS and sockets differ in how they say it
+            health(client)
     with socket.create_connection((HOST, router.port)) as plain:
         plain.sendall(b"GET /health HTTP/1.1\r\nhost: r\r\n\r\n")
         assert b"HTTP/1.1" not in plain.recv(1000)
@@ -186,7 +194,7 @@ def test_a_port_with_a_client_authority_lets_in_only_its_certificates(
 
 
 def test_an_engine_whose_certificate_nobody_vouches_for_gets_no_request(
-    tmp_path: Path, start: Start, tls_engine: Callable[..., TlsEngine]
+    tmp_path: Path, tls_engine: Callable[..., TlsEngine], start: Start
 ) -> None:
     engine = tls_engine()
     router = Serve(tmp_path / "serve.log", [], setting("fleet.servers", [{"url": engine.url}]))
