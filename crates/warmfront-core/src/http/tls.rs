@@ -110,12 +110,12 @@ fn server_config(config: &TlsConfig) -> Result<ServerConfig, CoreError> {
         Some(path) => {
             let roots = Arc::new(roots(path)?);
             let verifier = WebPkiClientVerifier::builder_with_provider(roots, provider()).build();
-            builder.with_client_cert_verifier(verifier.map_err(|error| unreadable(path, error))?)
+            builder.with_client_cert_verifier(verifier.map_err(|error| unreadable(path, &error))?)
         }
     };
     let mut made = builder
         .with_single_cert(certificates(&config.cert)?, private_key(&config.key)?)
-        .map_err(|error| unreadable(&config.cert, format!("it does not fit {}: {error}", config.key)))?;
+        .map_err(|error| unreadable(&config.cert, &format!("it does not fit {}: {error}", config.key)))?;
     made.alpn_protocols = vec![ALPN.to_vec()];
     Ok(made)
 }
@@ -132,7 +132,7 @@ fn client_config(options: &TlsOptions) -> Result<ClientConfig, CoreError> {
     let mut made = match (&options.cert, &options.key) {
         (Some(cert), Some(key)) => builder
             .with_client_auth_cert(certificates(cert)?, private_key(key)?)
-            .map_err(|error| unreadable(cert, format!("it does not fit {key}: {error}")))?,
+            .map_err(|error| unreadable(cert, &format!("it does not fit {key}: {error}")))?,
         _ => builder.with_no_client_auth(),
     };
     made.alpn_protocols = vec![ALPN.to_vec()];
@@ -152,23 +152,23 @@ fn system_roots() -> Result<RootCertStore, CoreError> {
 fn roots(path: &str) -> Result<RootCertStore, CoreError> {
     let mut roots = RootCertStore::empty();
     for certificate in certificates(path)? {
-        roots.add(certificate).map_err(|error| unreadable(path, error))?;
+        roots.add(certificate).map_err(|error| unreadable(path, &error))?;
     }
     Ok(roots)
 }
 
 fn certificates(path: &str) -> Result<Vec<CertificateDer<'static>>, CoreError> {
     let read: Result<Vec<_>, _> =
-        CertificateDer::pem_file_iter(path).map_err(|error| unreadable(path, error))?.collect();
-    let certificates = read.map_err(|error| unreadable(path, error))?;
+        CertificateDer::pem_file_iter(path).map_err(|error| unreadable(path, &error))?.collect();
+    let certificates = read.map_err(|error| unreadable(path, &error))?;
     if certificates.is_empty() { Err(unreadable(path, "no certificate in it")) } else { Ok(certificates) }
 }
 
 fn private_key(path: &str) -> Result<PrivateKeyDer<'static>, CoreError> {
-    PrivateKeyDer::from_pem_file(path).map_err(|error| unreadable(path, error))
+    PrivateKeyDer::from_pem_file(path).map_err(|error| unreadable(path, &error))
 }
 
-fn unreadable(path: &str, reason: impl ToString) -> CoreError {
+fn unreadable(path: &str, reason: &(impl std::fmt::Display + ?Sized)) -> CoreError {
     CoreError::File { path: path.to_owned(), reason: reason.to_string() }
 }
 
