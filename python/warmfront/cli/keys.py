@@ -43,7 +43,7 @@ class Key(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     created: str
     """When it was made, RFC 3339."""
     priority: int | None = None
-    """Its requests are never more urgent than this (lower numbers are more urgent)."""
+    """Its requests are never more urgent than this (lower numbers are more urgent); `None`: than 0."""
 
 
 class KeyFile(Struct, frozen=True, forbid_unknown_fields=True):
@@ -68,7 +68,7 @@ _file = click.option(
 @click.option(
     "--flow", metavar="NAME", help="Flow its requests queue in, for example a tenant; default: the key's name."
 )
-@click.option("--priority", type=int, help="Its requests are never more urgent than this; lower is more urgent.")
+@click.option("--priority", type=int, help="Its requests are never more urgent than this; lower is more urgent; default 0.")
 def add(name: str, path: Path, flow: str | None, priority: int | None) -> None:
     """Make a key called NAME and print it. It cannot be shown again."""
     file = read(path) if path.exists() else KeyFile()

@@ -155,17 +155,17 @@ impl Access {
         if !is_trusted {
             remove_claims(headers);
         }
+        if let Some(limit) = caller.priority_limit(is_trusted) {
+            headers.insert(headers::PRIORITY_LIMIT, HeaderValue::from(limit));
+        }
         if !self.forwards_keys {
             headers.remove(AUTHORIZATION);
             headers.remove(API_KEY);
         }
-        let Some(key) = &caller.key else { return };
-        if !headers.contains_key(headers::FLOW) {
+        if let Some(key) = &caller.key
+            && !headers.contains_key(headers::FLOW)
+        {
             headers.insert(headers::FLOW, key.flow.clone());
-        }
-        if let Some(limit) = key.priority {
-            let asked = headers::priority(headers).unwrap_or(limit);
-            headers.insert(headers::PRIORITY, HeaderValue::from(asked.max(limit)));
         }
     }
 
@@ -195,6 +195,13 @@ impl Access {
 }
 
 impl Caller {
+    /// How urgent its requests may be at most, in header or body: what its key says, else the usual 0 where nobody vouches
+    /// for it.
+    fn priority_limit(&self, is_trusted: bool) -> Option<i64> {
+        let limit = self.key.as_ref().and_then(|key| key.priority);
+        limit.or((!is_trusted).then_some(0))
+    }
+
     /// Whether the connection must end with this request: its body is framed by `Transfer-Encoding`, and a proxy before us
     /// that nobody vouches for may have framed it otherwise. A `Content-Length` behind it is not visible here.
     pub(crate) fn must_close(&self, headers: &HeaderMap) -> bool {

@@ -26,6 +26,8 @@ pub(crate) const PREDICTED: HeaderName = HeaderName::from_static("x-warmfront-pr
 pub(crate) const FLOW: HeaderName = HeaderName::from_static("x-warmfront-flow");
 /// vLLM's own header for priorities; lower is served earlier there, and it overrules the body.
 pub(crate) const PRIORITY: HeaderName = HeaderName::from_static("x-vllm-priority");
+/// Most urgent priority that this request may have; set by `access`, which knows the caller.
+pub(crate) const PRIORITY_LIMIT: HeaderName = HeaderName::from_static("x-warmfront-priority-limit");
 pub(crate) const RANK: HeaderName = HeaderName::from_static("x-data-parallel-rank");
 
 /// Headers that say how a body is read; an allow-list need not name them.
@@ -137,7 +139,17 @@ pub(crate) fn flow(headers: &HeaderMap) -> String {
 }
 
 pub(crate) fn priority(headers: &HeaderMap) -> Option<i64> {
-    headers.get(PRIORITY)?.to_str().ok()?.trim().parse().ok()
+    number(headers, &PRIORITY)
+}
+
+/// The priority that counts where `asked` is asked for, and whether it is another one.
+pub(crate) fn bounded_priority(headers: &HeaderMap, asked: i64) -> (i64, bool) {
+    let limit = number(headers, &PRIORITY_LIMIT).unwrap_or(i64::MIN);
+    (asked.max(limit), asked < limit)
+}
+
+fn number(headers: &HeaderMap, name: &HeaderName) -> Option<i64> {
+    headers.get(name)?.to_str().ok()?.trim().parse().ok()
 }
 
 #[cfg(test)]
@@ -260,5 +272,8 @@ mod tests {
         assert_eq!(flow(&headers(&[("x-warmfront-flow", "team-a")])), "team-a");
         assert_eq!(priority(&headers(&[("x-vllm-priority", "-5")])), Some(-5));
         assert_eq!(priority(&headers(&[("x-vllm-priority", "high")])), None);
+        assert_eq!(bounded_priority(&HeaderMap::new(), -5), (-5, false));
+        let limited = headers(&[("x-warmfront-priority-limit", "2")]);
+        assert_eq!([-5, 2, 9].map(|asked| bounded_priority(&limited, asked)), [(2, true), (2, false), (9, false)]);
     }
 }

@@ -65,7 +65,7 @@ pub(crate) struct Key {
     pub(crate) name: Arc<str>,
     /// The flow its requests queue in, as a header value.
     pub(crate) flow: HeaderValue,
-    /// Its requests are never more urgent than this, whatever they ask.
+    /// Its requests are never more urgent than this, whatever they ask; `None`: as those of anybody.
     pub(crate) priority: Option<i64>,
 }
 

@@ -50,6 +50,8 @@ pub struct Ask {
 pub struct Prepared {
     pub facts: RequestFacts,
     pub prompt: Arc<Prompt>,
+    /// The caller asked for more urgency than it may have: the engine must be told the priority that counts.
+    pub is_priority_overruled: bool,
 }
 
 /// Why a request does not reach the router.
@@ -112,6 +114,8 @@ impl Preparer {
         };
         let session = parsed.session.as_ref().map(|session| xxh3_64(session.key.as_bytes()));
         let flow = headers::flow(&ask.headers);
+        let asked = headers::priority(&ask.headers).or(parsed.priority).unwrap_or(0);
+        let (priority, is_priority_overruled) = headers::bounded_priority(&ask.headers, asked);
         let affinity = headers::session_key(&ask.headers).or(session);
         let facts = RequestFacts {
             id: ask.id,
@@ -121,7 +125,7 @@ impl Preparer {
             adapter,
             affinity_key: affinity.map(|key| headers::within_flow(key, &flow)),
             flow,
-            priority: headers::priority(&ask.headers).or(parsed.priority).unwrap_or(0),
+            priority,
             route: if ask.endpoint.is_some() { Route::Prefix } else { Route::Load },
             basis: blocks.basis,
             prompt_tokens: blocks.prompt_tokens,
@@ -141,7 +145,7 @@ impl Preparer {
             reads_cache: parsed.reads_cache,
             hashes: blocks.hashes,
         };
-        Ok(Prepared { facts, prompt: Arc::new(prompt) })
+        Ok(Prepared { facts, prompt: Arc::new(prompt), is_priority_overruled })
     }
 
     fn blocks(

@@ -241,6 +241,7 @@ async fn forward(front: &Arc<Front>, request: Request<Incoming>, endpoint: Optio
         endpoint,
         shape,
         request_id: request_id.clone(),
+        priority: None,
         account: Some(account),
         tried: vec![],
     };
@@ -276,6 +277,8 @@ struct Journey<'a> {
     endpoint: Option<Endpoint>,
     shape: Shape,
     request_id: HeaderValue,
+    /// What the engine is told instead of what the client asked for.
+    priority: Option<i64>,
     /// Handed on to the relay with the answer.
     account: Option<Account>,
     /// Slots that could not be reached, over all decisions.
@@ -304,10 +307,12 @@ impl Journey<'_> {
             headers: Arc::clone(&self.headers),
             body: body.clone(),
         };
-        let Prepared { facts, prompt } = front.preparer.prepare(front.fleet.load_full(), ask).await?;
+        let Prepared { facts, prompt, is_priority_overruled } =
+            front.preparer.prepare(front.fleet.load_full(), ask).await?;
         if let Some(account) = &mut self.account {
             account.of_model(&facts.model);
         }
+        self.priority = is_priority_overruled.then_some(facts.priority);
         let sent = Sent {
             pool: facts.pool.clone(),
             body,
@@ -400,6 +405,7 @@ impl Journey<'_> {
         let mut headers = headers::for_engine(&self.headers, self.front.access.engine_headers());
         set(&mut headers, HOST, HeaderValue::try_from(replica.authority.as_str()).ok());
         set(&mut headers, headers::REQUEST_ID, Some(self.request_id.clone()));
+        set(&mut headers, headers::PRIORITY, self.priority.map(HeaderValue::from));
         set(&mut headers, headers::RANK, replica.rank.map(HeaderValue::from));
         set(&mut headers, CONTENT_LENGTH, Some(HeaderValue::from(body.len())));
         for (name, value) in &replica.headers {

@@ -159,13 +159,19 @@ async fn a_keys_flow_and_priority_count_and_not_what_its_client_says() {
         options.front.keys_file = Some(file.path().to_str().unwrap().to_owned());
     })
     .await;
-    for (extra, priority) in [("", 2), ("x-vllm-priority: -5\r\n", 2), ("x-vllm-priority: 9\r\n", 2)] {
-        chat(&world, &format!("x-api-key: abc\r\nx-warmfront-flow: other\r\n{extra}")).await;
-        assert_eq!(told(&world), ("team".to_owned(), priority), "{extra}");
+    let claims =
+        "x-api-key: abc\r\nx-warmfront-flow: other\r\nx-vllm-priority: -5\r\nx-warmfront-priority-limit: -9\r\n";
+    let urgent = CHAT.replacen('{', "{\"priority\":-7,", 1);
+    let patient = CHAT.replacen('{', "{\"priority\":7,", 1);
+    for (body, priority, overruled) in [(CHAT, 2, Some("2")), (&urgent, 2, Some("2")), (&patient, 7, None)] {
+        ask(&world, "POST", "/v1/chat/completions", claims, body).await;
+        assert_eq!(told(&world), ("team".to_owned(), priority), "{body}");
+        assert_eq!(header(&engine.heard.lock().last().unwrap().head, "x-vllm-priority"), overruled, "{body}");
     }
-    let body = CHAT.replacen('{', "{\"priority\":-7,", 1);
-    ask(&world, "POST", "/v1/chat/completions", "x-api-key: abc\r\n", &body).await;
-    assert_eq!(told(&world).1, 2);
+    let hidden = format!("{claims}connection: x-vllm-priority, x-warmfront-priority-limit, x-warmfront-flow\r\n");
+    let body = urgent;
+    ask(&world, "POST", "/v1/chat/completions", &hidden, &body).await;
+    assert_eq!(told(&world), ("team".to_owned(), 2));
     let heard = engine.heard.lock().last().unwrap().clone();
     assert_eq!(header(&heard.head, "x-vllm-priority"), Some("2"), "vLLM lets the header overrule the body");
     assert_eq!(heard.body, body.as_bytes());
@@ -185,6 +191,9 @@ async fn only_trusted_peers_speak_for_their_clients() {
     let (strict, engine) = world(|options| options.front.trusted_networks = Some(vec!["10.0.0.0/8".to_owned()])).await;
     chat(&strict, claims).await;
     assert_eq!(told(&strict), ("default".to_owned(), 0));
+    let body = CHAT.replacen('{', "{\"priority\":-7,", 1);
+    ask(&strict, "POST", "/v1/chat/completions", "", &body).await;
+    assert_eq!(told(&strict).1, 0, "nor by its body is a stranger more urgent than others");
     let heard = engine.heard.lock()[0].head.clone();
     for name in ["x-forwarded-for", "forwarded", "x-real-ip", "x-vllm-priority", "x-data-parallel-rank"] {
         assert_eq!(header(&heard, name), None, "{name}");
