@@ -68,7 +68,7 @@ _file = click.option(
 @click.option(
     "--flow", metavar="NAME", help="Flow its requests queue in, for example a tenant; default: the key's name."
 )
-@click.option("--priority", type=int, help="Its requests are never more urgent than this; lower is more urgent; default 0.")
+@click.option("--priority", type=int, help="Its requests are never more urgent than this (lower is more); default 0.")
 def add(name: str, path: Path, flow: str | None, priority: int | None) -> None:
     """Make a key called NAME and print it. It cannot be shown again."""
     file = read(path) if path.exists() else KeyFile()

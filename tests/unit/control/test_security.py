@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import msgspec
 import pytest
 import trustme
 from aiohttp import web
@@ -162,7 +163,7 @@ async def test_a_probe_speaks_tls_with_the_servers_own_authority_and_certificate
     (tmp_path / "stranger.pem").write_bytes(stranger.cert_pem.bytes())
 
     async def reason(**options: str) -> str:
-        fleet = FleetConfig(servers=[ServerConfig(url=url, **options)])
+        fleet = FleetConfig(servers=[msgspec.convert({"url": url, **options}, ServerConfig)])
         keeper = FleetKeeper(Config(fleet=fleet), http=http, clock=MonotonicClock())
         await keeper.look_once(StaticDiscovery(fleet))
         return keeper.facts[0].reason

@@ -169,6 +169,7 @@ mod tests {
         headers.iter().map(|(name, value)| (name.as_str(), value.to_str().unwrap())).collect()
     }
 
+    // bugs 61, 66
     #[test]
     fn all_end_to_end_headers_reach_the_engine_in_order_and_repeated() {
         let given = headers(&[
