@@ -6,6 +6,7 @@ names the path and the source. Only this module reads the environment; code rece
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -23,11 +24,37 @@ Positive = Annotated[float, Meta(gt=0)]
 Count = Annotated[int, Meta(ge=1)]
 
 _ADDRESS = r"^(\[[0-9A-Fa-f:.]+\]|[^:\s]+):[0-9]{1,5}$"
-_URL = r"^http://(\[[0-9A-Fa-f:.]+\]|[^/?#@:\s]+):[0-9]{1,5}/?$"
-_PATTERN_WORDS = {_ADDRESS: "`host:port`", _URL: "`http://host:port` without path, query or password"}
+_URL = r"^https?://(\[[0-9A-Fa-f:.]+\]|[^/?#@:\s]+):[0-9]{1,5}/?$"
+_HEADER = r"^[!#$%&'*+.^_`|~0-9A-Za-z-]+$"
+_PATTERN_WORDS = {
+    _ADDRESS: "`host:port`",
+    _URL: "`http://host:port` or `https://host:port`, without path, query or password",
+    _HEADER: "the name of a header",
+}
 
 Address = Annotated[str, Meta(pattern=_ADDRESS)]
 Url = Annotated[str, Meta(pattern=_URL)]
+HeaderName = Annotated[str, Meta(pattern=_HEADER)]
+
+
+class TlsConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """PEM files of a port that speaks TLS. Read again when they change; a bad file leaves the old one in charge."""
+
+    cert: str
+    """The certificate, followed by those between it and its authority."""
+    key: str
+    """Its private key, not encrypted."""
+    client_ca: str | None = None
+    """Authorities of client certificates: a client without one is not let in. Unset: no certificate is asked for."""
+
+
+class HeaderRules(Struct, frozen=True, forbid_unknown_fields=True):
+    """Which headers of clients reach engines. Hop-by-hop headers and `x-warmfront-…` never do."""
+
+    remove: list[HeaderName] = []
+    """Not passed on, for example `cookie`."""
+    allow: list[HeaderName] | None = None
+    """Only these are passed on, with `accept`, `accept-encoding`, `content-type`, `content-encoding`. Unset: all."""
 
 
 class FrontConfig(Struct, frozen=True, forbid_unknown_fields=True):
@@ -59,6 +86,32 @@ class FrontConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """Add `x-warmfront-replica` and `x-warmfront-predicted-cached-tokens` to responses."""
     grace_s: Annotated[float, Meta(ge=0)] = 30.0
     """After a termination signal, how long streams may take to end. Kubernetes kills after 30 s by default."""
+    tls: TlsConfig | None = None
+    """Speak TLS with clients. Unset: plain HTTP, for a port that only a gateway or this machine can reach."""
+    keys_file: str | None = None
+    """Hashed API keys of clients, as `warmfront keys` writes them. Set: every path but `/health` and `/ready` wants a
+    key."""
+    metrics_without_key: bool = False
+    """Answer `/metrics` without a key although clients need one: for a scraper that cannot send any."""
+    forward_authorization: Literal["auto", "always", "never"] = "auto"
+    """Whether engines get a client's `authorization` and `x-api-key`. `auto`: where they are not checked here."""
+    trusted_networks: list[str] | None = None
+    """Peers that speak for their clients: their `x-warmfront-flow`, `x-vllm-priority` and `x-forwarded-…` count, and
+    are removed where others send them. Unset: this machine; nobody where `keys_file` is set."""
+    trusted_secret_file: str | None = None
+    """A request that carries this file's content as `x-warmfront-gateway-secret` is trusted as well."""
+    headers: HeaderRules = HeaderRules()
+    """Which headers of clients reach engines."""
+    streams_per_client_max: Count = 4096
+    """Requests of one key, or of one address without a key, that run at once; more are answered with 429. A trusted
+    peer without a key stands for many clients and has no such limit."""
+
+    def __post_init__(self) -> None:
+        for network in self.trusted_networks or []:
+            try:
+                ipaddress.ip_network(network, strict=False)
+            except ValueError as error:
+                raise ValueError(f"trusted_networks: {network!r} is no network like 10.0.0.0/8") from error
 
 
 class UpstreamConfig(Struct, frozen=True, forbid_unknown_fields=True):
@@ -129,7 +182,11 @@ class ControlConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """The control process: discovery, probing, admin API."""
 
     admin_listen: Address = "127.0.0.1:8081"
-    """Address of the admin API. Loopback by default."""
+    """Address of the admin API. Loopback by default; any other needs `admin_token_file`."""
+    admin_token_file: str | None = None
+    """File with the token that the admin API asks for as `Authorization: Bearer`. Read again when it changes."""
+    admin_tls: TlsConfig | None = None
+    """Speak TLS on the admin port."""
     probe_interval_s: Positive = 1.0
     """How often each server is asked for health and load."""
     probe_timeout_s: Positive = 2.0
@@ -163,15 +220,32 @@ class ServerConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """One engine server."""
 
     url: Url
-    """`http://host:port`, without a path. Engines are reached without TLS."""
+    """`http://host:port` or `https://host:port`, without a path."""
     engine: str = "auto"
     """`vllm`, `generic` or `auto`: found out by probing."""
     events: EventsConfig | Literal["auto", "off"] = "auto"
     """`auto`: ask the server, then try the engine's default port."""
-    headers: dict[str, str] = {}
-    """Added to every request to this server, for example its API key."""
+    headers: dict[HeaderName, str] = {}
+    """Added to every request to this server, for example its API key; they replace the client's."""
+    headers_from_file: dict[HeaderName, str] = {}
+    """The same, the value being a file's content without the white space around it. Read again when it changes."""
+    ca: str | None = None
+    """PEM file of the authorities of an `https` server, or its self-signed certificate. Unset: those of the system."""
+    client_cert: str | None = None
+    """PEM file of our certificate, where the server asks for one."""
+    client_key: str | None = None
+    """Its private key."""
     block_size: Annotated[int, Meta(ge=1)] | None = None
     """Overrides what the engine says."""
+
+    def __post_init__(self) -> None:
+        if (self.client_cert is None) != (self.client_key is None):
+            raise ValueError("client_cert and client_key go together")
+        if self.ca is not None and not self.url.startswith("https://"):
+            raise ValueError("ca is for https:// servers")
+        twice = self.headers.keys() & self.headers_from_file.keys()
+        if twice:
+            raise ValueError(f"headers and headers_from_file both set {', '.join(sorted(twice))}")
 
 
 class ModelConfig(Struct, frozen=True, forbid_unknown_fields=True):
@@ -521,7 +595,7 @@ def _convert(tree: dict[str, Any], source: str) -> Config:
     try:
         return msgspec.convert(tree, Config)
     except msgspec.ValidationError as error:
-        message, _, where = str(error).partition(" - at `$.")
+        message, _, where = str(error).replace(" - at `key` in `$.", " - at `$.").partition(" - at `$.")
         path = where.rstrip("`") or "configuration"
         raise ConfigError(f"{path}: {_in_words(message)} ({source})") from error
 

@@ -124,6 +124,16 @@ class EventSource(Struct, frozen=True):
     """`engine`, `configuration` or `default_port`."""
 
 
+class TlsOptions(Struct, frozen=True):
+    """PEM files for TLS towards one server."""
+
+    ca: str | None = None
+    """Authorities; `None`: the system's."""
+    cert: str | None = None
+    """Our certificate, where the server asks for one."""
+    key: str | None = None
+
+
 class ReplicaUpdate(Struct, frozen=True):
     """One KV cache that can be chosen, as the control process reports it."""
 
@@ -141,6 +151,8 @@ class ReplicaUpdate(Struct, frozen=True):
     load: EngineLoad = EngineLoad()
     lacks: list[str] = []
     """Names of the pool's models that this replica does not serve (an adapter not loaded there): not to be chosen."""
+    tls: TlsOptions | None = None
+    """How to speak TLS with it; `None`: plain HTTP."""
 
 
 class TemplateOptions(Struct, frozen=True):

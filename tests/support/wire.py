@@ -35,8 +35,8 @@ def post(url: str, body: Any, headers: Mapping[str, str] | None = None) -> Answe
     return _send("POST", url, content, {"content-type": "application/json", **(headers or {})})
 
 
-def get(url: str) -> Answer:
-    return _send("GET", url, None, {})
+def get(url: str, headers: Mapping[str, str] | None = None) -> Answer:
+    return _send("GET", url, None, headers or {})
 
 
 def _send(method: str, url: str, content: bytes | None, headers: Mapping[str, str]) -> Answer:

@@ -39,6 +39,47 @@ pub struct FrontConfig {
     pub connections_max: usize,
     pub expose_headers: bool,
     pub grace_s: f64,
+    /// `None`: clients speak plain HTTP.
+    pub tls: Option<TlsConfig>,
+    /// Hashed keys of clients; `None`: nobody needs one.
+    pub keys_file: Option<String>,
+    pub metrics_without_key: bool,
+    pub forward_authorization: ForwardAuthorization,
+    /// `None`: loopback, or nobody where clients have keys.
+    pub trusted_networks: Option<Vec<String>>,
+    pub trusted_secret_file: Option<String>,
+    pub headers: HeaderRules,
+    pub streams_per_client_max: usize,
+}
+
+/// PEM files of a listening port.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TlsConfig {
+    /// The certificate and those between it and its authority.
+    pub cert: String,
+    pub key: String,
+    /// Clients must show a certificate of one of these authorities.
+    pub client_ca: Option<String>,
+}
+
+/// Whether engines get a client's `Authorization` and `x-api-key`.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "lowercase")]
+pub enum ForwardAuthorization {
+    /// Only where they are not checked here.
+    Auto,
+    Always,
+    Never,
+}
+
+/// Which client headers reach engines.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct HeaderRules {
+    pub remove: Vec<String>,
+    /// `None`: all.
+    pub allow: Option<Vec<String>>,
 }
 
 #[derive(Clone, Debug, Deserialize)]

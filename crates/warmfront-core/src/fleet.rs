@@ -77,7 +77,7 @@ pub struct TemplateOptions {
 pub struct ReplicaUpdate {
     /// Stable and unique: the server's URL, with `#rank` behind it when it has several ranks.
     pub id: String,
-    /// `http://host:port` of the server, without a path.
+    /// `http://host:port` or `https://host:port` of the server, without a path.
     pub url: String,
     /// Data-parallel rank, sent as `X-data-parallel-rank` when the server has several.
     pub rank: Option<u32>,
@@ -100,6 +100,20 @@ pub struct ReplicaUpdate {
     /// Names of the pool's models that this replica does not serve (an adapter not loaded there): not to be chosen.
     #[serde(default)]
     pub lacks: Vec<String>,
+    /// How to speak TLS with it; `None`: plain HTTP.
+    #[serde(default)]
+    pub tls: Option<TlsOptions>,
+}
+
+/// PEM files for TLS towards one server.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(default)]
+pub struct TlsOptions {
+    /// Authorities; `None`: the system's.
+    pub ca: Option<String>,
+    /// Our certificate and its key, where the server asks for one.
+    pub cert: Option<String>,
+    pub key: Option<String>,
 }
 
 /// Where a replica publishes KV events.

@@ -18,6 +18,7 @@ pub mod mailbox;
 pub mod meter;
 pub mod metrics;
 pub mod overlap;
+mod redact;
 pub mod requests;
 pub mod runtime;
 pub mod tokenize;

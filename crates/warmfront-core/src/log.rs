@@ -2,7 +2,7 @@
 //!
 //! Keys are `time level logger message`, and `request_id` and `replica` where the record has them. Any other field of a
 //! record is appended to the message as `name=value`, so that the set of keys stays fixed. Prompt text, API keys and
-//! bodies never reach a record.
+//! bodies are never logged; should a key reach a record all the same, it is masked here.
 
 use std::fmt;
 
@@ -17,6 +17,7 @@ use tracing_subscriber::registry::LookupSpan;
 
 use crate::config::LogConfig;
 use crate::error::CoreError;
+use crate::redact::redacted;
 
 /// Installs the subscriber for the whole process. A second call changes nothing: an embedding host may log its own way.
 pub fn init(config: &LogConfig) -> Result<(), CoreError> {
@@ -54,7 +55,7 @@ where
         line.insert("time".to_owned(), time.into());
         line.insert("level".to_owned(), level_name(*metadata.level()).into());
         line.insert("logger".to_owned(), metadata.target().replace("::", ".").into());
-        line.insert("message".to_owned(), (fields.message + &fields.rest).into());
+        line.insert("message".to_owned(), redacted(&(fields.message + &fields.rest)).into_owned().into());
         for (key, value) in [("request_id", fields.request_id), ("replica", fields.replica)] {
             if let Some(value) = value {
                 line.insert(key.to_owned(), value.into());

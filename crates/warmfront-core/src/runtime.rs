@@ -80,17 +80,19 @@ impl Service {
     ///
     /// # Errors
     ///
-    /// An address or the control socket cannot be bound (the error names it), or threads cannot be started.
+    /// An address or the control socket cannot be bound, a file of keys or certificates cannot be read (the error names
+    /// it), or threads cannot be started.
     pub fn start(config: CoreConfig) -> Result<Self, CoreError> {
         let front = front_runtime(&config)?;
         let listener = bind(&front, &config.front.listen)?;
         let failed = |source| CoreError::Listen { address: config.front.listen.clone(), source };
         let address = listener.local_addr().map_err(failed)?;
         let shared = Arc::new(Shared::new(config));
+        let clients = Arc::new(shared.front()?);
         let background = Background::prepare(Arc::clone(&shared), address)?;
         let front_shared = Arc::clone(&shared);
         let threads = vec![
-            spawn("warmfront-front", &shared, move || run_front(&front, listener, &front_shared))?,
+            spawn("warmfront-front", &shared, move || run_front(&front, (listener, clients), &front_shared))?,
             spawn("warmfront-events", &shared, move || background.run())?,
         ];
         tracing::info!("serving on {address}");
@@ -197,6 +199,16 @@ impl Shared {
         }
     }
 
+    fn front(&self) -> Result<Front, CoreError> {
+        Front::new(
+            (self.config.front.clone(), self.config.upstream.clone()),
+            Arc::clone(&self.view),
+            (Arc::clone(&self.mailbox), Arc::clone(&self.requests)),
+            Arc::clone(&self.preparer),
+            Arc::clone(&self.metrics),
+        )
+    }
+
     fn stop_or_halt(&self) {
         if self.stop.is_set() {
             self.halt.notify_one();
@@ -280,14 +292,7 @@ impl Drop for EndGuard {
     }
 }
 
-fn run_front(runtime: &Runtime, listener: TcpListener, shared: &Arc<Shared>) {
-    let front = Arc::new(Front::new(
-        (shared.config.front.clone(), shared.config.upstream.clone()),
-        Arc::clone(&shared.view),
-        (Arc::clone(&shared.mailbox), Arc::clone(&shared.requests)),
-        Arc::clone(&shared.preparer),
-        Arc::clone(&shared.metrics),
-    ));
+fn run_front(runtime: &Runtime, (listener, front): (TcpListener, Arc<Front>), shared: &Arc<Shared>) {
     runtime.block_on(async {
         tokio::select! {
             () = serve(listener, front, shared.stop.clone()) => tracing::info!("all answers have ended"),

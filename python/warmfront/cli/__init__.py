@@ -18,6 +18,7 @@ COMMANDS = {
     "check": "Validate a configuration and look at its servers once.",
     "fleet": "Show the replicas of a running router.",
     "explain": "Show where a request would go, and why.",
+    "keys": "Make, list and revoke the API keys of clients.",
     "config": "Print the effective configuration.",
     "replay": "Decide a recorded run again and compare.",
     "simulate": "Run policies against regimes, on virtual time.",

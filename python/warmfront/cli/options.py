@@ -107,10 +107,50 @@ def configuration(command: Command) -> Command:
     return command
 
 
-admin = click.option(
-    "--admin", default="http://127.0.0.1:8081", show_default=True, metavar="URL", help="Admin API of the router."
-)
-"""Option of commands that ask a running router."""
+TOKEN_FILE, CA_FILE = "warmfront.admin_token_file", "warmfront.admin_ca"
+"""Where the options of `admin` lie in `click.Context.meta`; `client.ask` looks there."""
+
+
+def _keep(place: str) -> Callable[[click.Context, click.Parameter, Path | None], None]:
+    def keep(context: click.Context, parameter: click.Parameter, value: Path | None) -> None:
+        context.meta[place] = value
+
+    return keep
+
+
+_ADMIN_OPTIONS = [
+    click.option(
+        "--admin", default="http://127.0.0.1:8081", show_default=True, metavar="URL", help="Admin API of the router."
+    ),
+    click.option(
+        "--admin-token-file",
+        type=click.Path(path_type=Path),
+        envvar="WARMFRONT_ADMIN_TOKEN_FILE",
+        show_envvar=True,
+        metavar="FILE",
+        help="File with the token of the admin API (`control.admin_token_file`).",
+        expose_value=False,
+        callback=_keep(TOKEN_FILE),
+    ),
+    click.option(
+        "--admin-ca",
+        type=click.Path(path_type=Path),
+        envvar="WARMFRONT_ADMIN_CA",
+        show_envvar=True,
+        metavar="FILE",
+        help="Authority of the admin API's certificate; default: the system's.",
+        expose_value=False,
+        callback=_keep(CA_FILE),
+    ),
+]
+
+
+def admin(command: Command) -> Command:
+    """Add the options of commands that ask a running router; they get the URL as `admin`, `client.ask` the rest."""
+    for option in reversed(_ADMIN_OPTIONS):
+        command = option(command)
+    return command
+
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print the answer as it came.")
 """Option of commands that print tables."""

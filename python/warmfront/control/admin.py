@@ -1,7 +1,8 @@
 """The admin API: what the fleet looks like, why a request would go where, what is configured.
 
-Bound to loopback by default and without authentication: whoever reaches it sees everything but secrets, and can change
-nothing. What only the data process knows is asked over the link; errors have the same form as on the clients' port.
+Bound to loopback by default, and to anything else only with a token (`security.authentication`). Whoever is let in sees
+everything but secrets, and can change nothing. What only the data process knows is asked over the link; errors have the
+same form as on the clients' port.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from warmfront.config import Config, redacted
 from warmfront.control.fleet import FleetKeeper
 from warmfront.control.link import Link, Reply
 from warmfront.control.report import fleet_report
+from warmfront.control.security import authentication
 from warmfront.errors import (
     BodyTooLargeError,
     ClientError,
@@ -41,10 +43,13 @@ class Admin:
         self._config = config
         self._link = link
         self._fleet = fleet
+        self._authenticate = authentication(config.control)
 
     def application(self) -> web.Application:
         """Return the application to serve."""
-        application = web.Application(middlewares=[_in_openai_form], client_max_size=self._config.front.body_bytes_max)
+        application = web.Application(
+            middlewares=[_in_openai_form, self._authenticate], client_max_size=self._config.front.body_bytes_max
+        )
         application.add_routes(
             [
                 web.get("/health", self.health),

@@ -66,6 +66,8 @@ class ServerFacts(Struct, frozen=True):
     """What is believed about one server. Facts outlive failed rounds; `ready` does not."""
 
     server: ServerConfig
+    secret_headers: dict[str, str] = {}
+    """Headers whose values were read from files."""
     ready: bool = False
     reason: str = "not yet probed"
     """Why it is not ready; empty when it is."""
@@ -92,6 +94,11 @@ class ServerFacts(Struct, frozen=True):
         """Data-parallel ranks behind this URL; one of them when nothing else is known."""
         known = self.metrics.ranks.keys() if self.metrics else set()
         return sorted(self.sources.keys() | known) or [0]
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """All headers that requests to the server carry."""
+        return self.server.headers | self.secret_headers
 
     def public(self) -> dict[str, Any]:
         """Return what the admin API shows of the server itself, without headers."""

@@ -191,7 +191,14 @@ class FleetKeeper:
 
     async def _compare(self, pool: PoolUpdate, replica: ReplicaUpdate, prompt: Prompt) -> TokenCheck:
         model = next(name for name, adapter in pool.models.items() if adapter is None and name not in replica.lacks)
-        return await verify.compare(prompt, http=self._http, url=replica.url, headers=replica.headers, model=model)
+        return await verify.compare(
+            prompt,
+            http=self._http,
+            url=replica.url,
+            headers=replica.headers,
+            model=model,
+            tls=self._probes[replica.url].access.tls(),
+        )
 
     def _take_check(self, pool: PoolUpdate, replica: ReplicaUpdate, check: TokenCheck) -> None:
         if not check.is_passing:

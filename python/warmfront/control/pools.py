@@ -14,6 +14,7 @@ import msgspec
 
 from warmfront.config import FleetConfig, ModelConfig
 from warmfront.control.facts import ModelCard, ServerFacts
+from warmfront.control.security import tls_options
 from warmfront.control.verify import TokenCheck
 from warmfront.types import EngineLoad, EventSource, FleetUpdate, PoolUpdate, ReplicaUpdate, TemplateOptions
 
@@ -169,7 +170,7 @@ def _replica(
         block_size=facts.server.block_size or (metrics.block_size if metrics else None),
         capacity_tokens=metrics.capacity_tokens if metrics else None,
         events=source,
-        headers=facts.server.headers,
+        headers=facts.headers,
         load=EngineLoad(
             running=metrics.running if metrics else None,
             waiting=metrics.waiting if metrics else None,
@@ -177,6 +178,7 @@ def _replica(
             age_s=max(0.0, now_s - facts.scraped_s) if facts.scraped_s is not None else None,
         ),
         lacks=lacks,
+        tls=tls_options(facts.server),
     )
 
 

@@ -26,7 +26,9 @@ from warmfront.control.dialects import AUTO, questions
 from warmfront.control.engine_metrics import EngineMetrics
 from warmfront.control.facts import Answer, ModelCard, Round, ServerFacts
 from warmfront.control.reading import read_body
+from warmfront.control.security import EngineAccess
 from warmfront.engines import DIALECTS, EventDefaults
+from warmfront.errors import ConfigError
 from warmfront.types import EventSource
 
 logger = logging.getLogger(__name__)
@@ -71,6 +73,7 @@ class ServerProbe:
             on_round: Called with the facts before and after each round.
         """
         self.facts = ServerFacts(server)
+        self.access = EngineAccess(server)
         self._dialect = questions(server.engine)
         self._http = http
         self._config = config
@@ -91,6 +94,7 @@ class ServerProbe:
 
     async def ask_once(self) -> None:
         """Do one round and take its answers into account."""
+        self._take_secrets()
         before = self.facts
         is_identity_due = self._rounds % IDENTITY_EVERY == 0 or not before.ready
         answers = await self._ask_load()
@@ -99,6 +103,16 @@ class ServerProbe:
         self._rounds += 1
         self.facts = advance(before, answers, unready_after=self._config.unready_after, now_s=self._clock.now_s())
         self._on_round(before, self.facts)
+
+    def _take_secrets(self) -> None:
+        """Read headers from their files; one that cannot be read fails the round, as the engine would."""
+        try:
+            secrets = self.access.secret_headers()
+        except ConfigError as error:
+            logger.warning("%s", error, extra={"replica": self.facts.server.url})
+            return
+        if secrets != self.facts.secret_headers:
+            self.facts = msgspec.structs.replace(self.facts, secret_headers=secrets)
 
     async def _ask_load(self) -> Round:
         dialect = self._dialect
@@ -129,10 +143,15 @@ class ServerProbe:
             return Answer(status=HTTPStatus.NOT_FOUND)
         timeout = aiohttp.ClientTimeout(total=self._config.probe_timeout_s)
         try:
-            async with self._http.get(server.url + path, headers=server.headers, timeout=timeout) as response:
+            tls = self.access.tls()
+            async with self._http.get(
+                server.url + path, headers=self.facts.headers, timeout=timeout, ssl=tls
+            ) as response:
                 return Answer(status=response.status, body=await read_body(response, bytes_max=ANSWER_BYTES_MAX))
         except TimeoutError:
             return Answer(error=f"no answer to {path} within {self._config.probe_timeout_s:g} s")
+        except (aiohttp.ClientSSLError, ConfigError) as error:
+            return Answer(error=f"TLS: {error}")
         except aiohttp.ClientConnectorError as error:
             refused = isinstance(error.os_error, ConnectionRefusedError)
             return Answer(

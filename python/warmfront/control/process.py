@@ -11,8 +11,8 @@ import aiohttp
 from aiohttp import web
 
 from warmfront.clock import MonotonicClock
-from warmfront.config import Config
-from warmfront.control import verify
+from warmfront.config import Config, ControlConfig
+from warmfront.control import security, verify
 from warmfront.control.admin import Admin
 from warmfront.control.discovery.static import StaticDiscovery
 from warmfront.control.fleet import FleetKeeper
@@ -34,7 +34,7 @@ async def run(config: Config, socket: Path) -> None:
 
     Raises:
         LinkClosedError: Nobody listens at `socket`.
-        ConfigError: The admin address cannot be bound.
+        ConfigError: The admin address cannot be bound, or may not be for want of a token.
     """
     link = await Link.connect(socket)
     connector = aiohttp.TCPConnector(limit=0, limit_per_host=CONNECTIONS_PER_SERVER, keepalive_timeout=KEEP_ALIVE_S)
@@ -47,14 +47,15 @@ async def run(config: Config, socket: Path) -> None:
             open_tokenizer=verify.of_data_process(link, timeout_s=config.control.answer_timeout_s),
         )
         runner = web.AppRunner(Admin(config, link=link, fleet=fleet).application(), access_log=None)
-        await _listen(runner, config.control.admin_listen)
+        renewal = await _listen(runner, config.control)
         reading = asyncio.create_task(link.read())
         work = asyncio.create_task(_keep(fleet, link, config))
         try:
             await _first_of(reading, work, _termination())
         finally:
-            work.cancel()
-            await asyncio.gather(work, return_exceptions=True)
+            for task in (work, *renewal):
+                task.cancel()
+            await asyncio.gather(work, *renewal, return_exceptions=True)
             await runner.cleanup()
             await link.close()
 
@@ -65,14 +66,22 @@ async def _keep(fleet: FleetKeeper, link: Link, config: Config) -> None:
     await fleet.run(StaticDiscovery(config.fleet), core_has_fleet=has_fleet)
 
 
-async def _listen(runner: web.AppRunner, address: str) -> None:
+async def _listen(runner: web.AppRunner, control: ControlConfig) -> list[asyncio.Task[None]]:
+    """Open the admin port; return what keeps its certificate current."""
+    security.require_safe_admin(control)
     await runner.setup()
+    address, tls = control.admin_listen, control.admin_tls
     host, _, port = address.rpartition(":")
+    context = security.server_context(tls) if tls is not None else None
     try:
-        await web.TCPSite(runner, host.strip("[]") or None, int(port)).start()
+        await web.TCPSite(runner, host.strip("[]") or None, int(port), ssl_context=context).start()
     except OSError as error:
         raise ConfigError(f"control.admin_listen: cannot bind {address}: {error.strerror}") from error
-    logger.info("admin API on %s", ", ".join(f"http://{bound[0]}:{bound[1]}" for bound in runner.addresses))
+    scheme = "http" if context is None else "https"
+    logger.info("admin API on %s", ", ".join(f"{scheme}://{bound[0]}:{bound[1]}" for bound in runner.addresses))
+    if tls is None or context is None:
+        return []
+    return [asyncio.create_task(security.follow_certificate(tls, context))]
 
 
 async def _first_of(*tasks: asyncio.Task[None]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ssl
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Literal
 
@@ -127,7 +128,13 @@ def of_data_process(link: Link, *, timeout_s: float) -> OpenTokenizer:
 
 
 async def compare(
-    prompt: Prompt, *, http: aiohttp.ClientSession, url: str, headers: Mapping[str, str], model: str
+    prompt: Prompt,
+    *,
+    http: aiohttp.ClientSession,
+    url: str,
+    headers: Mapping[str, str],
+    model: str,
+    tls: ssl.SSLContext | bool = True,
 ) -> TokenCheck:
     """Ask one server for the token ids of each fixed request and compare.
 
@@ -137,6 +144,7 @@ async def compare(
         url: The server, without trailing slash.
         headers: Sent along.
         model: Base model name to put into the requests.
+        tls: What aiohttp takes as `ssl`.
 
     Raises:
         NotLoadedError: Our tokenizer is not there yet, or not any more.
@@ -145,10 +153,10 @@ async def compare(
     compared, is_passing = 0, False
     for chat in CHATS:
         request = {"model": model} | chat
-        theirs = await _ask(http, url + path, headers, request)
+        theirs = await _ask(http, url + path, headers, request, tls)
         if path == RENDER and theirs.status in (403, 404, 405):
             path, refusal = TOKENIZE, f"{RENDER} answers {theirs.status}"
-            theirs = await _ask(http, url + path, headers, request)
+            theirs = await _ask(http, url + path, headers, request, tls)
         if theirs.ids is None:
             refusal, is_passing = f"{path} {theirs.problem}", theirs.status is None
             continue
@@ -179,10 +187,16 @@ class _Ids(Struct, frozen=True):
     tokens: list[int] | None = None
 
 
-async def _ask(http: aiohttp.ClientSession, url: str, headers: Mapping[str, str], request: dict[str, Any]) -> _Theirs:
+async def _ask(
+    http: aiohttp.ClientSession,
+    url: str,
+    headers: Mapping[str, str],
+    request: dict[str, Any],
+    tls: ssl.SSLContext | bool,
+) -> _Theirs:
     timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
     try:
-        async with http.post(url, json=request, headers=headers, timeout=timeout) as response:
+        async with http.post(url, json=request, headers=headers, timeout=timeout, ssl=tls) as response:
             body = await read_body(response, bytes_max=ANSWER_BYTES_MAX)
             status = response.status
     except TimeoutError:

@@ -65,6 +65,11 @@ REQUESTS = [
     _histogram("ttft_seconds", SECONDS, "From the request read to the first token passed on.", "model"),
     _histogram("itl_seconds", SECONDS, "Gap between two tokens of a stream, as passed on.", "model"),
     _gauge("connections", "Client connections open now."),
+    _counter(
+        "refused_clients_total",
+        "Requests turned away at the door: no or unknown key, too many streams, doubtful framing, failed TLS.",
+        "reason",
+    ),
     _gauge("streams", "Answers being streamed now."),
     _counter("relayed_bytes_total", "Bytes passed on: up to engines, down to clients.", "direction"),
 ]

@@ -1,7 +1,8 @@
 """Log lines: one JSON object each, to stderr, with the keys that the core writes too.
 
 `time level logger message`, and where they apply `request_id` and `replica` (passed as `extra`). Prompt text, keys and
-bodies never reach a log. A traceback goes into the key `error`, so that a line stays a line.
+bodies are never logged; should a key reach a record all the same (a library's message, a traceback), it is masked here.
+A traceback goes into the key `error`, so that a line stays a line.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from datetime import UTC, datetime
 from typing import TextIO
 
 import msgspec
+
+from warmfront.obs.redaction import redacted
 
 LEVELS = {"error": logging.ERROR, "warn": logging.WARNING, "info": logging.INFO, "debug": logging.DEBUG}
 """By the names of the configuration."""
@@ -29,11 +32,11 @@ class JsonFormatter(logging.Formatter):
             "time": _time(record.created),
             "level": _NAMES.get(record.levelno, record.levelname.lower()),
             "logger": record.name,
-            "message": record.getMessage(),
+            "message": redacted(record.getMessage()),
         }
         line |= {key: str(getattr(record, key)) for key in _EXTRAS if hasattr(record, key)}
         if record.exc_info:
-            line["error"] = self.formatException(record.exc_info)
+            line["error"] = redacted(self.formatException(record.exc_info))
         return msgspec.json.encode(line, enc_hook=str).decode()
 
 

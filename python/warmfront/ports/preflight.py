@@ -15,6 +15,7 @@ from pathlib import Path
 import msgspec
 
 from warmfront.config import Config, FleetConfig
+from warmfront.control import security
 from warmfront.errors import ConfigError
 from warmfront.policy import registry
 
@@ -28,12 +29,14 @@ def check(config: Config) -> None:
     """Look at what the configuration names outside itself.
 
     Raises:
-        ConfigError: The policy is unknown, a tokenizer or template is not there, or the admin address is taken.
+        ConfigError: The policy is unknown, a tokenizer or template is not there, or the admin address is taken, or open
+            to others without a token.
     """
     registry.factory(config.router.policy.name)
     for path in _named_paths(config.fleet):
         if not Path(path).exists():
             raise ConfigError(f"fleet: {path} does not exist")
+    security.require_safe_admin(config.control)
     _check_address(config.control.admin_listen)
 
 

@@ -25,7 +25,7 @@ async def admin(core: FakeCore, engine: RecordedEngine, http: aiohttp.ClientSess
     config = Config(
         front=FrontConfig(body_bytes_max=1000),
         control=ControlConfig(answer_timeout_s=1.0),
-        fleet=FleetConfig(servers=[ServerConfig(url=engine.url, headers={"authorization": "Bearer secret"})]),
+        fleet=FleetConfig(servers=[ServerConfig(url=engine.url, headers={"authorization": "Bearer hush-hush"})]),
     )
     link = await Link.connect(core.path)
     reading = asyncio.create_task(link.read())
@@ -88,7 +88,7 @@ async def test_keys_of_engines_are_never_shown(path: str, admin: Client, core: F
     core.answers["fleet"] = (200, b'{"pools": []}')
     response = await admin.get(path)
     assert response.status == 200
-    assert "secret" not in await response.text()
+    assert "hush-hush" not in await response.text()
 
 
 async def test_explain_passes_request_and_answer_on(admin: Client, core: FakeCore) -> None:

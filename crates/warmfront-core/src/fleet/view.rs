@@ -153,19 +153,22 @@ impl Replica {
         }
     }
 
-    /// The replica as the router is told about it.
+    /// The replica as the router is told about it, without its headers: they hold keys, and a recording keeps what the
+    /// router is told.
     pub fn state(&self) -> ReplicaState {
-        let replica = ReplicaUpdate { block_size: Some(self.block_size), ..self.update.clone() };
+        let mut replica = ReplicaUpdate { block_size: Some(self.block_size), ..self.update.clone() };
+        replica.headers.clear();
         ReplicaState { slot: self.slot, replica, events: self.events.lock().clone() }
     }
 }
 
-/// `host:port` of `http://host:port/`; the port of plain HTTP when none is named.
+/// `host:port` of `http://host:port/`; the scheme's port when none is named.
 fn authority(url: &str) -> String {
+    let port = if url.starts_with("https://") { 443 } else { 80 };
     let rest = url.split_once("://").map_or(url, |(_, rest)| rest);
     let host = rest.split('/').next().unwrap_or(rest);
     let has_port = host.rsplit_once(':').is_some_and(|(_, port)| port.bytes().all(|byte| byte.is_ascii_digit()));
-    if has_port { host.to_owned() } else { format!("{host}:80") }
+    if has_port { host.to_owned() } else { format!("{host}:{port}") }
 }
 
 /// Headers as configured; what HTTP does not allow is left out and said.
@@ -209,5 +212,6 @@ mod tests {
         assert_eq!(authority("http://engine/"), "engine:80");
         assert_eq!(authority("http://[::1]:8000/v1"), "[::1]:8000");
         assert_eq!(authority("http://[::1]"), "[::1]:80");
+        assert_eq!(authority("https://engine"), "engine:443");
     }
 }

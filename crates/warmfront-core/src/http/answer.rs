@@ -8,6 +8,7 @@ use http::header::{CONTENT_TYPE, HeaderValue, RETRY_AFTER};
 use http::{Response, StatusCode};
 use http_body::{Body, Frame, SizeHint};
 
+use super::access::Share;
 use super::patience::Serving;
 use super::relay::{Cut, Relay};
 use super::request::Endpoint;
@@ -41,6 +42,8 @@ pub struct Reply {
     content: Content,
     /// While this lives the connection counts as busy.
     serving: Option<Serving>,
+    /// While this lives the request counts among those of its client.
+    share: Option<Share>,
 }
 
 #[derive(Debug)]
@@ -52,16 +55,21 @@ enum Content {
 impl Reply {
     pub(super) fn whole(bytes: impl Into<Bytes>) -> Self {
         let bytes = Some(bytes.into()).filter(|bytes| !bytes.is_empty());
-        Self { content: Content::Whole(bytes), serving: None }
+        Self { content: Content::Whole(bytes), serving: None, share: None }
     }
 
     pub(super) fn relay(relay: Relay) -> Self {
-        Self { content: Content::Relay(Box::new(relay)), serving: None }
+        Self { content: Content::Relay(Box::new(relay)), serving: None, share: None }
     }
 
     /// Keeps the connection busy until this body is gone.
     pub(super) fn hold(&mut self, serving: Serving) {
         self.serving = Some(serving);
+    }
+
+    /// Counts the request as running until this body is gone.
+    pub(super) fn count(&mut self, share: Option<Share>) {
+        self.share = share;
     }
 }
 

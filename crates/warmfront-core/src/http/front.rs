@@ -5,6 +5,7 @@
 
 use std::convert::Infallible;
 use std::future::Future;
+use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,10 +14,13 @@ use std::time::Duration;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Notify;
 use tokio::task::JoinSet;
+use tokio::time::MissedTickBehavior;
 
+use super::access::Peer;
 use super::patience::{Busy, Limits, Patient, Serving};
 use super::proxy::{self, Front};
 
@@ -26,6 +30,9 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 const ACCEPT_FAILURES_PER_LINE: u64 = 200;
 /// Room in hyper's buffer beyond the header limit, so that an oversized header reaches us and gets a proper answer.
 const HEADER_BYTES_SLACK: usize = 8 * 1024;
+
+/// How often files of keys and certificates are looked at.
+const WATCH_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Tells the front to stop. Clones are one switch.
 #[derive(Clone, Debug, Default)]
@@ -64,6 +71,7 @@ pub async fn serve(listener: TcpListener, front: Arc<Front>, stop: Stop) {
     let mut connections = JoinSet::new();
     let mailbox = Arc::clone(front.mailbox());
     let carrier = tokio::spawn(async move { mailbox.carry().await });
+    let watch = tokio::spawn(watch_files(Arc::clone(&front)));
     let mut sweep = tokio::time::interval(front.upstream.idle_timeout());
     let mut stopped = pin!(stop.wait());
     let mut failures = 0_u64;
@@ -76,9 +84,9 @@ pub async fn serve(listener: TcpListener, front: Arc<Front>, stop: Stop) {
                 open.set(connections.len() as f64);
             }
             accepted = listener.accept() => match accepted {
-                Ok((socket, _)) if connections.len() < connections_max => {
+                Ok((socket, address)) if connections.len() < connections_max => {
                     failures = 0;
-                    connections.spawn(serve_connection(socket, Arc::clone(&front), stop.clone()));
+                    connections.spawn(serve_connection((socket, address), Arc::clone(&front), stop.clone()));
                     open.set(connections.len() as f64);
                 }
                 Ok(_) => {} // dropped, hence closed
@@ -105,8 +113,24 @@ pub async fn serve(listener: TcpListener, front: Arc<Front>, stop: Stop) {
     }
     connections.shutdown().await;
     open.set(0.0);
-    carrier.abort();
-    note_end(carrier.await);
+    for task in [carrier, watch] {
+        task.abort();
+        note_end(task.await);
+    }
+}
+
+/// Reads keys, secrets and certificates again when they change.
+async fn watch_files(front: Arc<Front>) {
+    if !front.has_files() {
+        return;
+    }
+    let mut interval = tokio::time::interval(WATCH_INTERVAL);
+    interval.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        interval.tick().await;
+        let front = Arc::clone(&front);
+        note_end(tokio::task::spawn_blocking(move || front.refresh()).await);
+    }
 }
 
 fn note_end(ended: Result<(), tokio::task::JoinError>) {
@@ -117,11 +141,32 @@ fn note_end(ended: Result<(), tokio::task::JoinError>) {
     }
 }
 
-async fn serve_connection(socket: TcpStream, front: Arc<Front>, stop: Stop) {
+async fn serve_connection((socket, address): (TcpStream, SocketAddr), front: Arc<Front>, stop: Stop) {
     if let Err(error) = socket.set_nodelay(true) {
         tracing::debug!("client connection: {error}"); // already closed
         return;
     }
+    let peer = front.access.peer(address);
+    match &front.tls {
+        None => converse(socket, peer, Arc::clone(&front), stop).await,
+        Some(tls) => {
+            let limit = Duration::from_secs_f64(front.config.header_timeout_s);
+            let refused = match tokio::time::timeout(limit, tls.accept(socket)).await {
+                Ok(Ok(socket)) => return Box::pin(converse(socket, peer, Arc::clone(&front), stop)).await,
+                Ok(Err(error)) => error.to_string(),
+                Err(_elapsed) => "not in time".to_owned(),
+            };
+            tracing::debug!("TLS with a client: {refused}");
+            front.metrics.inc("warmfront_refused_clients_total", &["tls"], 1);
+        }
+    }
+}
+
+/// Serves the requests of one connection.
+async fn converse<S>(socket: S, peer: Peer, front: Arc<Front>, stop: Stop)
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
     let config = &front.config;
     let busy = Arc::<Busy>::default();
     let socket = Patient::new(socket, Arc::clone(&busy), Limits::of(config));
@@ -129,7 +174,7 @@ async fn serve_connection(socket: TcpStream, front: Arc<Front>, stop: Stop) {
         let front = Arc::clone(&front);
         let serving = Serving::new(&busy);
         async move {
-            let mut response = proxy::answer(front, request).await;
+            let mut response = proxy::answer(front, peer, request).await;
             response.body_mut().hold(serving);
             Ok::<_, Infallible>(response)
         }

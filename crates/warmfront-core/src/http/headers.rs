@@ -1,11 +1,18 @@
 //! Which headers pass: all end-to-end ones, in order, repeated ones included; none that belong to one connection.
 //!
 //! Hop-by-hop are the fixed set of RFC 9110 section 7.6.1 and every name that `Connection` lists. `Host`, the length and
-//! the framing are written anew for the next hop, `Expect` is answered here.
+//! the framing are written anew for the next hop, `Expect` is answered here. What is addressed to us (`x-warmfront-…`)
+//! ends here, and [`EngineHeaders`] says what else an operator keeps from engines.
 
-use http::header::{CONNECTION, CONTENT_LENGTH, EXPECT, HOST, HeaderName, HeaderValue, TRANSFER_ENCODING};
+use http::header::{
+    ACCEPT, ACCEPT_ENCODING, CONNECTION, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, EXPECT, HOST, HeaderName,
+    HeaderValue, TRANSFER_ENCODING, VIA,
+};
 use http::{HeaderMap, StatusCode};
-use xxhash_rust::xxh3::xxh3_64;
+use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
+
+use crate::config::HeaderRules;
+use crate::error::CoreError;
 
 /// Longest `x-request-id` that is kept; longer ones are replaced.
 const REQUEST_ID_BYTES_MAX: usize = 128;
@@ -19,11 +26,55 @@ pub(crate) const PREDICTED: HeaderName = HeaderName::from_static("x-warmfront-pr
 pub(crate) const FLOW: HeaderName = HeaderName::from_static("x-warmfront-flow");
 /// vLLM's own header for priorities; lower is served earlier there, and it overrules the body.
 pub(crate) const PRIORITY: HeaderName = HeaderName::from_static("x-vllm-priority");
+/// Most urgent priority that this request may have; set by `access`, which knows the caller.
+pub(crate) const PRIORITY_LIMIT: HeaderName = HeaderName::from_static("x-warmfront-priority-limit");
 pub(crate) const RANK: HeaderName = HeaderName::from_static("x-data-parallel-rank");
 
+/// Headers that say how a body is read; an allow-list need not name them.
+const ALWAYS_ALLOWED: [HeaderName; 4] = [ACCEPT, ACCEPT_ENCODING, CONTENT_ENCODING, CONTENT_TYPE];
+/// What we add to a request, as RFC 9110 section 7.6.3 asks of a gateway.
+const VIA_US: HeaderValue = HeaderValue::from_static("1.1 warmfront");
+
+/// An operator's rules for client headers on their way to engines.
+#[derive(Debug, Default)]
+pub(crate) struct EngineHeaders {
+    removed: Vec<HeaderName>,
+    /// `None`: all that are not removed.
+    allowed: Option<Vec<HeaderName>>,
+}
+
+impl EngineHeaders {
+    /// # Errors
+    ///
+    /// Something is no header name.
+    pub(crate) fn new(rules: &HeaderRules) -> Result<Self, CoreError> {
+        let parse = |name: &String| {
+            HeaderName::try_from(name.as_str())
+                .map_err(|_| CoreError::Config(format!("front.headers: {name:?} is no header name")))
+        };
+        let names = |names: &[String]| names.iter().map(parse).collect::<Result<Vec<_>, _>>();
+        let allowed = rules.allow.as_deref().map(names).transpose()?;
+        Ok(Self { removed: names(&rules.remove)?, allowed })
+    }
+
+    fn drops(&self, name: &HeaderName) -> bool {
+        let is_allowed = |allowed: &Vec<HeaderName>| allowed.contains(name) || ALWAYS_ALLOWED.contains(name);
+        self.removed.contains(name) || !self.allowed.as_ref().is_none_or(is_allowed)
+    }
+}
+
 /// Headers of a request as the engine gets them; `Host` and `x-request-id` are left to the caller.
-pub(crate) fn for_engine(headers: &HeaderMap) -> HeaderMap {
-    end_to_end(headers, |name| *name == HOST || *name == CONTENT_LENGTH || *name == EXPECT || *name == REQUEST_ID)
+pub(crate) fn for_engine(headers: &HeaderMap, rules: &EngineHeaders) -> HeaderMap {
+    let is_ours = |name: &HeaderName| {
+        *name == HOST
+            || *name == CONTENT_LENGTH
+            || *name == EXPECT
+            || *name == REQUEST_ID
+            || name.as_str().starts_with("x-warmfront-")
+    };
+    let mut kept = end_to_end(headers, |name| is_ours(name) || rules.drops(name));
+    kept.append(VIA, VIA_US);
+    kept
 }
 
 /// Headers of an answer as the client gets them. The length stays, since the body passes unchanged, except where it says
@@ -76,6 +127,11 @@ pub(crate) fn session_key(headers: &HeaderMap) -> Option<u64> {
     Some(xxh3_64(value.as_bytes()))
 }
 
+/// An affinity key as it counts inside one flow: nobody can steer or watch the conversations of another tenant.
+pub(crate) fn within_flow(key: u64, flow: &str) -> u64 {
+    xxh3_64_with_seed(flow.as_bytes(), key)
+}
+
 /// The flow this request queues in.
 pub(crate) fn flow(headers: &HeaderMap) -> String {
     let given = headers.get(FLOW).and_then(|value| value.to_str().ok());
@@ -83,7 +139,17 @@ pub(crate) fn flow(headers: &HeaderMap) -> String {
 }
 
 pub(crate) fn priority(headers: &HeaderMap) -> Option<i64> {
-    headers.get(PRIORITY)?.to_str().ok()?.trim().parse().ok()
+    number(headers, &PRIORITY)
+}
+
+/// The priority that counts where `asked` is asked for, and whether it is another one.
+pub(crate) fn bounded_priority(headers: &HeaderMap, asked: i64) -> (i64, bool) {
+    let limit = number(headers, &PRIORITY_LIMIT).unwrap_or(i64::MIN);
+    (asked.max(limit), asked < limit)
+}
+
+fn number(headers: &HeaderMap, name: &HeaderName) -> Option<i64> {
+    headers.get(name)?.to_str().ok()?.trim().parse().ok()
 }
 
 #[cfg(test)]
@@ -103,6 +169,7 @@ mod tests {
         headers.iter().map(|(name, value)| (name.as_str(), value.to_str().unwrap())).collect()
     }
 
+    // bugs 61, 66
     #[test]
     fn all_end_to_end_headers_reach_the_engine_in_order_and_repeated() {
         let given = headers(&[
@@ -120,9 +187,43 @@ mod tests {
             ("x-b", "3"),
         ]);
         assert_eq!(
-            names(&for_engine(&given)),
-            [("x-b", "1"), ("x-b", "3"), ("authorization", "Bearer k"), ("x-a", "2")]
+            names(&for_engine(&given, &EngineHeaders::default())),
+            [("x-b", "1"), ("x-b", "3"), ("authorization", "Bearer k"), ("x-a", "2"), ("via", "1.1 warmfront")]
         );
+    }
+
+    #[test]
+    fn what_is_addressed_to_the_router_ends_there() {
+        let given =
+            headers(&[("x-warmfront-flow", "a"), ("x-warmfront-other", "b"), ("via", "1.0 proxy"), ("x-a", "1")]);
+        assert_eq!(
+            names(&for_engine(&given, &EngineHeaders::default())),
+            [("via", "1.0 proxy"), ("via", "1.1 warmfront"), ("x-a", "1")]
+        );
+    }
+
+    #[test]
+    fn rules_remove_headers_or_let_only_named_ones_pass() {
+        let given = headers(&[("content-type", "a/b"), ("cookie", "c"), ("x-a", "1"), ("x-b", "2")]);
+        let rules = |remove: &[&str], allow: Option<&[&str]>| {
+            let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
+            EngineHeaders::new(&HeaderRules { remove: names(remove), allow: allow.map(names) })
+        };
+        let kept = |rules: EngineHeaders| {
+            let kept = for_engine(&given, &rules);
+            kept.keys().map(|name| name.as_str().to_owned()).collect::<Vec<_>>()
+        };
+        assert_eq!(kept(rules(&["Cookie"], None).unwrap()), ["content-type", "x-a", "x-b", "via"]);
+        assert_eq!(kept(rules(&["x-b"], Some(&["x-a", "x-b"])).unwrap()), ["content-type", "x-a", "via"]);
+        assert!(rules(&["no name"], None).is_err());
+    }
+
+    // bug 173
+    #[test]
+    fn one_session_name_in_two_flows_is_two_sessions() {
+        assert_ne!(within_flow(7, "a"), within_flow(7, "b"));
+        assert_eq!(within_flow(7, "a"), within_flow(7, "a"));
+        assert_ne!(within_flow(7, "a"), within_flow(8, "a"));
     }
 
     #[test]
@@ -172,5 +273,8 @@ mod tests {
         assert_eq!(flow(&headers(&[("x-warmfront-flow", "team-a")])), "team-a");
         assert_eq!(priority(&headers(&[("x-vllm-priority", "-5")])), Some(-5));
         assert_eq!(priority(&headers(&[("x-vllm-priority", "high")])), None);
+        assert_eq!(bounded_priority(&HeaderMap::new(), -5), (-5, false));
+        let limited = headers(&[("x-warmfront-priority-limit", "2")]);
+        assert_eq!([-5, 2, 9].map(|asked| bounded_priority(&limited, asked)), [(2, true), (2, false), (9, false)]);
     }
 }

@@ -11,6 +11,12 @@ use std::sync::Arc;
 /// Nesting that is turned into a tree. Deeper values are skipped; the engine's own limit is about 1,000.
 pub const DEPTH_MAX: usize = 200;
 
+/// Values that are turned into a tree, about 100 bytes each: a prompt of a million token ids. The rest is skipped.
+pub const VALUES_MAX: usize = 1 << 20;
+
+/// Nesting that is refused: no engine reads it, and some spend a stack on trying.
+pub const NESTING_MAX: usize = 1024;
+
 /// Objects with more keys than this are checked for repeated keys through a set.
 const LINEAR_KEYS_MAX: usize = 24;
 
@@ -39,6 +45,8 @@ pub enum Flaw {
     Depth,
     /// An integer beyond 128 bits.
     Number,
+    /// More than [`VALUES_MAX`] values.
+    Size,
 }
 
 /// The text is not JSON.
@@ -46,6 +54,8 @@ pub enum Flaw {
 pub struct Malformed {
     /// Byte offset of the first thing that does not fit.
     pub offset: usize,
+    /// It is nested beyond [`NESTING_MAX`], whatever else it is.
+    pub is_too_deep: bool,
 }
 
 impl Json {
@@ -148,17 +158,19 @@ struct Reader<'a> {
     text: &'a str,
     bytes: &'a [u8],
     at: usize,
+    /// Read into the tree so far.
+    values: usize,
     flaw: Option<Flaw>,
 }
 
 impl<'a> Reader<'a> {
     fn new(text: &'a str) -> Self {
         let text = text.strip_prefix('\u{feff}').unwrap_or(text);
-        Self { text, bytes: text.as_bytes(), at: 0, flaw: None }
+        Self { text, bytes: text.as_bytes(), at: 0, values: 0, flaw: None }
     }
 
     fn fail<T>(&self) -> Result<T, Malformed> {
-        Err(Malformed { offset: self.at })
+        Err(Malformed { offset: self.at, is_too_deep: false })
     }
 
     fn flawed(&mut self, flaw: Flaw) {
@@ -188,8 +200,18 @@ impl<'a> Reader<'a> {
         if self.at == self.bytes.len() { Ok(()) } else { self.fail() }
     }
 
+    /// Whether the tree has all the values it may have; what follows is read and thrown away.
+    fn is_full(&mut self) -> bool {
+        let is_full = self.values >= VALUES_MAX;
+        if is_full {
+            self.flawed(Flaw::Size);
+        }
+        is_full
+    }
+
     fn value(&mut self, depth: usize) -> Result<Json, Malformed> {
         self.space();
+        self.values += 1;
         match self.peek() {
             Some(b'"') => self.string().map(Json::Str),
             Some(b'{' | b'[') if depth >= DEPTH_MAX => {
@@ -229,7 +251,11 @@ impl<'a> Reader<'a> {
             return Ok(items);
         }
         loop {
-            items.push(self.value(depth + 1)?);
+            if self.is_full() {
+                self.skip()?;
+            } else {
+                items.push(self.value(depth + 1)?);
+            }
             self.space();
             match self.peek() {
                 Some(b',') => self.at += 1,
@@ -256,7 +282,7 @@ impl<'a> Reader<'a> {
             let key = self.string()?;
             self.space();
             self.expect(b':')?;
-            if wanted.is_none_or(|wanted| wanted(&key)) {
+            if wanted.is_none_or(|wanted| wanted(&key)) && !self.is_full() {
                 let value = self.value(depth + 1)?;
                 pairs.insert(key, value);
             } else {
@@ -428,6 +454,9 @@ impl<'a> Reader<'a> {
                 Some(b'"') => self.skip_string()?,
                 Some(b'{' | b'[') => {
                     depth += 1;
+                    if depth > NESTING_MAX {
+                        return Err(Malformed { offset: self.at, is_too_deep: true });
+                    }
                     self.at += 1;
                 }
                 Some(b'}' | b']' | b',') if depth == 0 => {
@@ -500,6 +529,27 @@ mod tests {
     }
 
     #[test]
+    fn a_tree_has_a_bounded_number_of_values_and_the_rest_is_read_past() {
+        let many = format!("[{}1]", "0,".repeat(VALUES_MAX + 10));
+        let (tree, flaw) = parse(&many).unwrap();
+        assert_eq!((tree.as_list().map(<[Json]>::len), flaw), (Some(VALUES_MAX - 1), Some(Flaw::Size)));
+        let text = format!("{{\"a\":{many},\"model\":\"m\"}}");
+        let (fields, flaw) = parse_fields(&text, |field| field == "model").unwrap();
+        assert_eq!((fields.len(), flaw), (1, None), "what nobody wants is not counted");
+        assert!(parse(&many[..many.len() - 1]).is_err());
+    }
+
+    #[test]
+    fn nesting_that_no_engine_reads_is_refused_wherever_it_is() {
+        let nested = |depth: usize| format!("{}{}", "[".repeat(depth), "]".repeat(depth));
+        let of = |value: &str| parse_fields(&format!("{{\"a\":{value}}}"), |_| false);
+        assert!(of(&nested(NESTING_MAX)).is_ok());
+        assert!(of(&nested(NESTING_MAX + 1)).unwrap_err().is_too_deep);
+        let bomb = "[".repeat(1 << 20);
+        assert!(of(&bomb).unwrap_err().is_too_deep && parse(&bomb).unwrap_err().is_too_deep);
+    }
+
+    #[test]
     fn reads_what_python_reads_and_the_standard_does_not() {
         assert!(matches!(value("NaN"), Json::Float(number) if number.is_nan()));
         assert_eq!(value("[-Infinity, Infinity]").as_list().map(<[Json]>::len), Some(2));
@@ -517,7 +567,7 @@ mod tests {
     fn lone_surrogates_and_depth_and_huge_integers_are_flaws_and_not_errors() {
         assert_eq!(parse(r#""\ud800""#).expect("json").1, Some(Flaw::Surrogate));
         assert_eq!(parse(r#""\ud800\u0041""#).expect("json"), (Json::text("\u{fffd}A"), Some(Flaw::Surrogate)));
-        let deep = "[".repeat(5000) + &"]".repeat(5000);
+        let deep = "[".repeat(1000) + &"]".repeat(1000);
         assert_eq!(parse(&deep).expect("json").1, Some(Flaw::Depth));
         assert_eq!(parse(&"9".repeat(60)).expect("json").1, Some(Flaw::Number));
     }

@@ -1,11 +1,13 @@
 //! HTTP towards clients and engines. See `docs/explanation/architecture.md`, life of a request.
 
+mod access;
 mod account;
 mod answer;
 mod body;
 mod front;
 mod headers;
 pub mod json;
+mod keys;
 mod overview;
 mod patience;
 mod prepare;
@@ -15,7 +17,9 @@ mod relay;
 pub mod request;
 mod routes;
 mod sse;
+mod tls;
 mod upstream;
+mod watched;
 
 pub use front::{Stop, serve};
 pub use prepare::{Ask, Prepared, Preparer, Refusal};

@@ -50,6 +50,8 @@ pub struct Ask {
 pub struct Prepared {
     pub facts: RequestFacts,
     pub prompt: Arc<Prompt>,
+    /// The caller asked for more urgency than it may have: the engine must be told the priority that counts.
+    pub is_priority_overruled: bool,
 }
 
 /// Why a request does not reach the router.
@@ -111,21 +113,25 @@ impl Preparer {
             None => Blocks::none(ask.body.len()),
         };
         let session = parsed.session.as_ref().map(|session| xxh3_64(session.key.as_bytes()));
+        let flow = headers::flow(&ask.headers);
+        let asked = headers::priority(&ask.headers).or(parsed.priority).unwrap_or(0);
+        let (priority, is_priority_overruled) = headers::bounded_priority(&ask.headers, asked);
+        let affinity = headers::session_key(&ask.headers).or(session);
         let facts = RequestFacts {
             id: ask.id,
             time_s: ask.time_s,
             pool: pool.name.clone(),
             model,
             adapter,
-            flow: headers::flow(&ask.headers),
-            priority: headers::priority(&ask.headers).or(parsed.priority).unwrap_or(0),
+            affinity_key: affinity.map(|key| headers::within_flow(key, &flow)),
+            flow,
+            priority,
             route: if ask.endpoint.is_some() { Route::Prefix } else { Route::Load },
             basis: blocks.basis,
             prompt_tokens: blocks.prompt_tokens,
             blocks: blocks.hashes.first().map_or(0, |(_, hashes)| hashes.len() as u32),
             turn: parsed.turns,
             output_tokens_max: parsed.output_tokens_max,
-            affinity_key: headers::session_key(&ask.headers).or(session),
             prefix_key: prefix_key(&blocks.hashes),
             stream: parsed.stream,
             fallback: blocks.fallback.map(str::to_owned),
@@ -139,7 +145,7 @@ impl Preparer {
             reads_cache: parsed.reads_cache,
             hashes: blocks.hashes,
         };
-        Ok(Prepared { facts, prompt: Arc::new(prompt) })
+        Ok(Prepared { facts, prompt: Arc::new(prompt), is_priority_overruled })
     }
 
     fn blocks(

@@ -10,13 +10,14 @@ use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use bytes::Bytes;
-use http::header::{ALLOW, CONTENT_LENGTH, HOST, HeaderName, HeaderValue};
+use http::header::{ALLOW, CONNECTION, CONTENT_LENGTH, HOST, HeaderName, HeaderValue, RETRY_AFTER, WWW_AUTHENTICATE};
 use http::request::Parts;
 use http::response::Parts as Answered;
 use http::{HeaderMap, Method, Request, Response, StatusCode, Uri};
 use http_body_util::Full;
 use hyper::body::Incoming;
 
+use super::access::{Access, Caller, Denied, Peer};
 use super::account::{Account, End};
 use super::answer::{self, Reply, Shape};
 use super::body::{self, BodyError};
@@ -24,12 +25,14 @@ use super::prepare::{Ask, Prepared, Preparer, Refusal};
 use super::relay::{Relay, Route};
 use super::request::Endpoint;
 use super::routes::{self, Target};
+use super::tls::ServerTls;
 use super::upstream::{Exchange, Upstream, UpstreamError};
 use super::{headers, overview};
 use crate::config::{FrontConfig, UpstreamConfig};
 use crate::error::{
-    BODY_TOO_LARGE, FLEET_SATURATED, Face, HEADERS_TOO_LARGE, INVALID_BODY, METHOD_NOT_ALLOWED, NO_READY_REPLICA,
-    PATH_NOT_FOUND, QUEUE_TIMEOUT, REQUEST_TIMEOUT, ROUTER_OVERLOADED, UPSTREAM_TIMEOUT, UPSTREAM_UNREACHABLE,
+    BODY_TOO_LARGE, CoreError, FLEET_SATURATED, Face, HEADERS_TOO_LARGE, INVALID_API_KEY, INVALID_BODY,
+    METHOD_NOT_ALLOWED, NO_READY_REPLICA, PATH_NOT_FOUND, QUEUE_TIMEOUT, RATE_LIMIT_EXCEEDED, REQUEST_TIMEOUT,
+    ROUTER_OVERLOADED, UPSTREAM_TIMEOUT, UPSTREAM_UNREACHABLE,
 };
 use crate::fleet::{FleetView, Replica};
 use crate::mailbox::{Choice, Decision, InFlight, Mailbox, Outcome, Slot};
@@ -47,6 +50,9 @@ pub struct Front {
     pub(super) config: FrontConfig,
     pub(super) metrics: Arc<Metrics>,
     pub(super) upstream: Upstream,
+    pub(super) access: Access,
+    /// `None`: clients speak plain HTTP.
+    pub(super) tls: Option<ServerTls>,
     fleet: Arc<ArcSwap<FleetView>>,
     mailbox: Arc<Mailbox>,
     requests: Arc<RequestTable>,
@@ -56,16 +62,34 @@ pub struct Front {
 }
 
 impl Front {
-    #[must_use]
+    /// # Errors
+    ///
+    /// A file of keys, a secret or a certificate cannot be read, or a field that only the core reads is wrong.
     pub fn new(
         (config, upstream): (FrontConfig, UpstreamConfig),
         fleet: Arc<ArcSwap<FleetView>>,
         (mailbox, requests): (Arc<Mailbox>, Arc<RequestTable>),
         preparer: Arc<Preparer>,
         metrics: Arc<Metrics>,
-    ) -> Self {
+    ) -> Result<Self, CoreError> {
         let upstream = Upstream::new(upstream, Arc::clone(&metrics));
-        Self { config, metrics, upstream, fleet, mailbox, requests, preparer, id_seed: RandomState::new() }
+        let access = Access::new(&config)?;
+        let tls = config.tls.as_ref().map(ServerTls::new).transpose()?;
+        let id_seed = RandomState::new();
+        Ok(Self { config, metrics, upstream, access, tls, fleet, mailbox, requests, preparer, id_seed })
+    }
+
+    /// Whether anything is read from files that may change.
+    pub(super) fn has_files(&self) -> bool {
+        self.tls.is_some() || self.access.has_files()
+    }
+
+    /// Reads keys, secrets and certificates again that have changed. Blocks on the file system.
+    pub(super) fn refresh(&self) {
+        self.access.refresh();
+        if let Some(tls) = &self.tls {
+            tls.refresh();
+        }
     }
 
     pub(super) fn mailbox(&self) -> &Arc<Mailbox> {
@@ -73,8 +97,40 @@ impl Front {
     }
 }
 
-/// Answers one request.
-pub(super) async fn answer(front: Arc<Front>, request: Request<Incoming>) -> Response<Reply> {
+/// Answers one request: refused at the door, or what its path leads to.
+pub(super) async fn answer(front: Arc<Front>, peer: Peer, request: Request<Incoming>) -> Response<Reply> {
+    let caller = match front.access.admit(peer, request.uri().path(), request.headers()) {
+        Ok(caller) => caller,
+        Err(denied) => return turned_away(&front, request.uri().path(), denied),
+    };
+    let must_close = caller.must_close(request.headers());
+    let mut response = route(&front, &caller, request).await;
+    if must_close {
+        response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+    }
+    response
+}
+
+/// The answer to a request that is not let in.
+fn turned_away(front: &Front, path: &str, denied: Denied) -> Response<Reply> {
+    front.metrics.inc("warmfront_refused_clients_total", &[denied.reason()], 1);
+    let (face, message) = match denied {
+        Denied::NoKey => (INVALID_API_KEY, "An API key is needed: send it as `Authorization: Bearer` or `x-api-key`."),
+        Denied::UnknownKey => (INVALID_API_KEY, "The API key is not valid."),
+        Denied::Framing => (INVALID_BODY, "A request has either a Content-Length or a Transfer-Encoding."),
+        Denied::TooManyStreams => (RATE_LIMIT_EXCEEDED, "Too many requests of this client are running."),
+    };
+    let mut response = answer::error(Shape::of(Endpoint::of(routes::canonical(path))), face, message);
+    let headers = response.headers_mut();
+    match denied {
+        Denied::NoKey | Denied::UnknownKey => headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer")),
+        Denied::Framing => headers.insert(CONNECTION, HeaderValue::from_static("close")),
+        Denied::TooManyStreams => headers.insert(RETRY_AFTER, HeaderValue::from_static("1")),
+    };
+    response
+}
+
+async fn route(front: &Arc<Front>, caller: &Caller, request: Request<Incoming>) -> Response<Reply> {
     let path = request.uri().path();
     let Some(found) = routes::find(path) else {
         return answer::error(Shape::OpenAi, PATH_NOT_FOUND, "There is no such path.");
@@ -83,8 +139,8 @@ pub(super) async fn answer(front: Arc<Front>, request: Request<Incoming>) -> Res
         return other_method(request.method(), found.allow);
     }
     match found.target {
-        Target::ByPrefix(endpoint) => forward(&front, request, Some(endpoint)).await,
-        Target::ByLoad => forward(&front, request, None).await,
+        Target::ByPrefix(endpoint) => forward_for(front, caller, request, Some(endpoint)).await,
+        Target::ByLoad => forward_for(front, caller, request, None).await,
         Target::Models => overview::models(&front.fleet.load()),
         Target::Model => overview::model(&front.fleet.load(), routes::model_name(path).unwrap_or_default()),
         Target::Health => answer::json(200, "{}"),
@@ -92,6 +148,23 @@ pub(super) async fn answer(front: Arc<Front>, request: Request<Incoming>) -> Res
         Target::Metrics => answer::with_type(200, "text/plain; version=0.0.4; charset=utf-8", front.metrics.render()),
         Target::Version => overview::version(),
     }
+}
+
+/// Forwards a request as one of its caller's, with the headers that its caller may send.
+async fn forward_for(
+    front: &Arc<Front>,
+    caller: &Caller,
+    mut request: Request<Incoming>,
+    endpoint: Option<Endpoint>,
+) -> Response<Reply> {
+    let share = match front.access.share(caller) {
+        Ok(share) => share,
+        Err(denied) => return turned_away(front, request.uri().path(), denied),
+    };
+    front.access.clean(caller, request.headers_mut());
+    let mut response = forward(front, request, endpoint).await;
+    response.body_mut().count(share);
+    response
 }
 
 fn other_method(method: &Method, allow: &'static str) -> Response<Reply> {
@@ -168,6 +241,7 @@ async fn forward(front: &Arc<Front>, request: Request<Incoming>, endpoint: Optio
         endpoint,
         shape,
         request_id: request_id.clone(),
+        priority: None,
         account: Some(account),
         tried: vec![],
     };
@@ -203,6 +277,8 @@ struct Journey<'a> {
     endpoint: Option<Endpoint>,
     shape: Shape,
     request_id: HeaderValue,
+    /// What the engine is told instead of what the client asked for.
+    priority: Option<i64>,
     /// Handed on to the relay with the answer.
     account: Option<Account>,
     /// Slots that could not be reached, over all decisions.
@@ -231,10 +307,12 @@ impl Journey<'_> {
             headers: Arc::clone(&self.headers),
             body: body.clone(),
         };
-        let Prepared { facts, prompt } = front.preparer.prepare(front.fleet.load_full(), ask).await?;
+        let Prepared { facts, prompt, is_priority_overruled } =
+            front.preparer.prepare(front.fleet.load_full(), ask).await?;
         if let Some(account) = &mut self.account {
             account.of_model(&facts.model);
         }
+        self.priority = is_priority_overruled.then_some(facts.priority);
         let sent = Sent {
             pool: facts.pool.clone(),
             body,
@@ -297,7 +375,7 @@ impl Journey<'_> {
             self.tried.push(choice.slot);
             let Some(replica) = self.replica(&sent.pool, choice.slot) else { continue };
             let request = || self.engine_request(&replica, &sent.body);
-            match self.front.upstream.exchange(&replica.authority, request).await {
+            match self.front.upstream.exchange(&replica.authority, replica.update.tls.as_ref(), request).await {
                 Ok(answered) => return Ok((choice, replica, answered)),
                 Err(error) => {
                     self.note_failure(&replica, &error);
@@ -324,9 +402,10 @@ impl Journey<'_> {
 
     /// The client's request as this replica gets it: the same bytes under the headers of the next hop.
     fn engine_request(&self, replica: &Replica, body: &Bytes) -> Request<Full<Bytes>> {
-        let mut headers = headers::for_engine(&self.headers);
+        let mut headers = headers::for_engine(&self.headers, self.front.access.engine_headers());
         set(&mut headers, HOST, HeaderValue::try_from(replica.authority.as_str()).ok());
         set(&mut headers, headers::REQUEST_ID, Some(self.request_id.clone()));
+        set(&mut headers, headers::PRIORITY, self.priority.map(HeaderValue::from));
         set(&mut headers, headers::RANK, replica.rank.map(HeaderValue::from));
         set(&mut headers, CONTENT_LENGTH, Some(HeaderValue::from(body.len())));
         for (name, value) in &replica.headers {

@@ -126,6 +126,8 @@ impl Endpoint {
 pub enum ParseError {
     #[error("The request body is not valid JSON (near byte {0}).")]
     Malformed(usize),
+    #[error("The request body is nested too deeply (near byte {0}).")]
+    TooDeep(usize),
 }
 
 /// The facts of one body. Strings are shared with the prompt, so a clone is cheap.
@@ -175,7 +177,7 @@ impl ParsedBody {
 pub fn parse(endpoint: Endpoint, body: &Bytes) -> Result<ParsedBody, ParseError> {
     let (text, encoding_flaw) = decode(body);
     let (fields, flaw) = json::parse_fields(&text, |field| endpoint.wants(field))
-        .map_err(|error| ParseError::Malformed(error.offset))?;
+        .map_err(|error| if error.is_too_deep { ParseError::TooDeep } else { ParseError::Malformed }(error.offset))?;
     let fields = Json::Map(fields);
     let flaw = encoding_flaw.or(flaw.map(|_| Fallback::UnreadableText));
     Ok(ParsedBody {

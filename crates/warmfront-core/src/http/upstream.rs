@@ -31,9 +31,12 @@ use thiserror::Error;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::time::Instant;
+use tokio_rustls::client::TlsStream;
 
 use super::quiet::Quiet;
+use super::tls::{self, ClientTls};
 use crate::config::UpstreamConfig;
+use crate::fleet::TlsOptions;
 use crate::metrics::{Gauge, Metrics};
 
 /// Most bytes read from an engine and not yet handed on, and most of a header. Bounds the memory of a stream whose
@@ -49,6 +52,8 @@ pub(crate) enum UpstreamError {
     Connect(io::Error),
     #[error("cannot connect in time")]
     ConnectTimeout,
+    #[error("TLS: {0}")]
+    Tls(io::Error),
     /// Not a byte was written.
     #[error("the connection closed before the request was sent")]
     Unsent,
@@ -66,7 +71,7 @@ pub(crate) enum UpstreamError {
 impl UpstreamError {
     /// Whether the engine cannot have begun to work on the request.
     pub(crate) fn is_before_sending(&self) -> bool {
-        matches!(self, Self::Connect(_) | Self::ConnectTimeout | Self::Unsent)
+        matches!(self, Self::Connect(_) | Self::ConnectTimeout | Self::Tls(_) | Self::Unsent)
     }
 
     /// Label value of `warmfront_upstream_failures_total`.
@@ -74,6 +79,7 @@ impl UpstreamError {
         match self {
             Self::Connect(_) => "connect",
             Self::ConnectTimeout => "connect_timeout",
+            Self::Tls(_) => "tls",
             Self::Unsent => "closed_unsent",
             Self::Broken(_) => "broken",
             Self::NoAnswer => "no_answer",
@@ -97,6 +103,7 @@ impl UpstreamError {
 pub(crate) struct Upstream {
     config: UpstreamConfig,
     metrics: Arc<Metrics>,
+    tls: Arc<ClientTls>,
     servers: Mutex<HashMap<String, Arc<Server>>>,
 }
 
@@ -104,6 +111,8 @@ pub(crate) struct Upstream {
 #[derive(Debug)]
 struct Server {
     authority: String,
+    /// `None`: plain HTTP.
+    tls: Option<TlsOptions>,
     idle: Mutex<VecDeque<(Box<Link>, Instant)>>,
     idle_max: usize,
     open: Gauge,
@@ -111,18 +120,20 @@ struct Server {
 
 impl Upstream {
     pub(crate) fn new(config: UpstreamConfig, metrics: Arc<Metrics>) -> Self {
-        Self { config, metrics, servers: Mutex::default() }
+        Self { config, metrics, tls: Arc::default(), servers: Mutex::default() }
     }
 
-    /// Sends `request` to the server at `authority` (`host:port`) and waits for the header of its answer.
+    /// Sends `request` to the server at `authority` (`host:port`) and waits for the header of its answer. `tls`: how to
+    /// speak TLS with it, if at all.
     ///
     /// A reused connection that turns out dead before a byte was written is replaced by a fresh one, once.
     pub(crate) async fn exchange(
         &self,
         authority: &str,
+        tls: Option<&TlsOptions>,
         request: impl Fn() -> Request<Full<Bytes>>,
     ) -> Result<(Response<()>, Exchange), UpstreamError> {
-        let server = self.server(authority);
+        let server = self.server(authority, tls);
         if let Some(link) = self.idle_link(&server) {
             match self.send(link, request()).await {
                 Err(UpstreamError::Unsent) => {}
@@ -150,16 +161,21 @@ impl Upstream {
         Duration::from_secs_f64(self.config.idle_timeout_s)
     }
 
-    fn server(&self, authority: &str) -> Arc<Server> {
+    /// The connections of a server. Those made for other TLS options are forgotten: the server was configured anew.
+    fn server(&self, authority: &str, tls: Option<&TlsOptions>) -> Arc<Server> {
         let mut servers = self.servers.lock();
-        if let Some(server) = servers.get(authority) {
+        if let Some(server) = servers.get(authority)
+            && server.tls.as_ref() == tls
+        {
             return Arc::clone(server);
         }
+        let scheme = if tls.is_some() { "https" } else { "http" };
         let server = Arc::new(Server {
             authority: authority.to_owned(),
+            tls: tls.cloned(),
             idle: Mutex::default(),
             idle_max: self.config.idle_connections_per_server,
-            open: self.metrics.gauge("warmfront_upstream_connections", &[&format!("http://{authority}")]),
+            open: self.metrics.gauge("warmfront_upstream_connections", &[&format!("{scheme}://{authority}")]),
         });
         servers.insert(authority.to_owned(), Arc::clone(&server));
         server
@@ -177,16 +193,22 @@ impl Upstream {
     }
 
     async fn connect(&self, server: &Arc<Server>) -> Result<Box<Link>, UpstreamError> {
-        let limit = Duration::from_secs_f64(self.config.connect_timeout_s);
-        let socket = match tokio::time::timeout(limit, TcpStream::connect(&server.authority)).await {
-            Ok(connected) => connected.map_err(UpstreamError::Connect)?,
-            Err(_elapsed) => return Err(UpstreamError::ConnectTimeout),
-        };
-        socket.set_nodelay(true).map_err(UpstreamError::Connect)?;
         let written = Arc::new(AtomicU64::new(0));
         let look = Arc::new(AtomicBool::new(false));
-        let open = OpenCount::new(&server.open);
-        let socket = Counted { socket, written: Arc::clone(&written), look: Arc::clone(&look), open };
+        let opening = async {
+            let socket = TcpStream::connect(&server.authority).await.map_err(UpstreamError::Connect)?;
+            socket.set_nodelay(true).map_err(UpstreamError::Connect)?;
+            let open = OpenCount::new(&server.open);
+            let socket = Counted { socket, written: Arc::clone(&written), look: Arc::clone(&look), open };
+            let Some(options) = &server.tls else { return Ok(Wire::Plain(socket)) };
+            let secured = self.tls.connect(options, tls::host_of(&server.authority), socket).await;
+            secured.map(|socket| Wire::Tls(Box::new(socket))).map_err(UpstreamError::Tls)
+        };
+        let limit = Duration::from_secs_f64(self.config.connect_timeout_s);
+        let socket = match tokio::time::timeout(limit, opening).await {
+            Ok(connected) => connected?,
+            Err(_elapsed) => return Err(UpstreamError::ConnectTimeout),
+        };
         let (sender, driver) = http1::Builder::new()
             .max_buf_size(BUFFER_BYTES_MAX)
             .handshake(TokioIo::new(socket))
@@ -217,7 +239,7 @@ impl Upstream {
 /// A connection to an engine and hyper's two ends of it. More than a kilobyte: passed around in a box.
 struct Link {
     sender: SendRequest<Full<Bytes>>,
-    driver: Connection<TokioIo<Counted>, Full<Bytes>>,
+    driver: Connection<TokioIo<Wire>, Full<Bytes>>,
     written: Arc<AtomicU64>,
     /// Whether the socket asks the kernel itself.
     look: Arc<AtomicBool>,
@@ -422,6 +444,59 @@ impl AsyncWrite for Counted {
     }
 }
 
+/// What HTTP is spoken over: the socket itself, or TLS on it.
+enum Wire {
+    Plain(Counted),
+    Tls(Box<TlsStream<Counted>>),
+}
+
+impl AsyncRead for Wire {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Self::Plain(socket) => Pin::new(socket).poll_read(cx, buffer),
+            Self::Tls(socket) => Pin::new(socket).poll_read(cx, buffer),
+        }
+    }
+}
+
+impl AsyncWrite for Wire {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        match self.get_mut() {
+            Self::Plain(socket) => Pin::new(socket).poll_write(cx, bytes),
+            Self::Tls(socket) => Pin::new(socket).poll_write(cx, bytes),
+        }
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        slices: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        match self.get_mut() {
+            Self::Plain(socket) => Pin::new(socket).poll_write_vectored(cx, slices),
+            Self::Tls(socket) => Pin::new(socket).poll_write_vectored(cx, slices),
+        }
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        true
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Self::Plain(socket) => Pin::new(socket).poll_flush(cx),
+            Self::Tls(socket) => Pin::new(socket).poll_flush(cx),
+        }
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Self::Plain(socket) => Pin::new(socket).poll_shutdown(cx),
+            Self::Tls(socket) => Pin::new(socket).poll_shutdown(cx),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::io::{Read as _, Write as _};
@@ -459,11 +534,11 @@ mod tests {
         });
         let upstream = upstream();
         let request = || Request::get("/").body(Full::default()).unwrap();
-        let (_, mut exchange) = upstream.exchange(&authority, request).await.unwrap();
+        let (_, mut exchange) = upstream.exchange(&authority, None, request).await.unwrap();
         let body = std::future::poll_fn(|cx| exchange.poll_frame(cx)).await.unwrap().unwrap();
         assert_eq!(body.into_data().unwrap(), "{}");
         exchange.done();
-        let server = upstream.server(&authority);
+        let server = upstream.server(&authority, None);
         upstream.idle_link(&server).expect("it is alive").put_back();
         drop(engine.join().unwrap());
         let start = std::time::Instant::now();

@@ -66,7 +66,7 @@ fn tokens(view: &FleetView, endpoint: Endpoint, payload: &[u8]) -> Reply {
 
 /// Asks the router; about `explain` with the request that it is to explain.
 async fn ask(shared: &Shared, question: Question) -> Reply {
-    let Question { question, payload, path } = question;
+    let Question { question, mut payload, path } = question;
     let mut request = None;
     let mut entered = None;
     if question == "explain" {
@@ -75,7 +75,7 @@ async fn ask(shared: &Shared, question: Question) -> Reply {
             time_s: shared.clock.now_s(),
             endpoint: Some(Endpoint::of(&path)),
             headers: Arc::default(),
-            body: payload.clone(),
+            body: std::mem::take(&mut payload), // the router is told facts: what it is told may be recorded
         };
         match shared.preparer.prepare(shared.view.load_full(), ask).await {
             Ok(prepared) => {

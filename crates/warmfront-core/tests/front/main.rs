@@ -1,5 +1,6 @@
 //! The front with real sockets: scripted engines behind it, raw clients before it, a deciding thread beside it.
 
+mod access;
 mod endings;
 mod limits;
 mod passing;

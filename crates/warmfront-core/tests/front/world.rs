@@ -14,7 +14,9 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinHandle;
 use warmfront_core::clock::Clock;
-use warmfront_core::config::{FrontConfig, IndexConfig, MetricConfig, MetricKind, QueueConfig, UpstreamConfig};
+use warmfront_core::config::{
+    ForwardAuthorization, FrontConfig, HeaderRules, IndexConfig, MetricConfig, MetricKind, QueueConfig, UpstreamConfig,
+};
 use warmfront_core::fleet::{EventState, FleetView, Pool, Replica, ReplicaUpdate, Tokens};
 use warmfront_core::http::{Front, Preparer, Stop, serve};
 use warmfront_core::index::Feed;
@@ -213,6 +215,14 @@ impl Options {
                 connections_max: 1000,
                 expose_headers: true,
                 grace_s: 10.0,
+                tls: None,
+                keys_file: None,
+                metrics_without_key: false,
+                forward_authorization: ForwardAuthorization::Auto,
+                trusted_networks: None,
+                trusted_secret_file: None,
+                headers: HeaderRules::default(),
+                streams_per_client_max: 1000,
             },
             upstream: UpstreamConfig {
                 connect_timeout_s: 2.0,
@@ -252,7 +262,8 @@ impl World {
             (Arc::clone(&mailbox), Arc::clone(&requests)),
             preparer,
             Arc::clone(&metrics),
-        );
+        )
+        .expect("a front");
         let stop = Stop::default();
         let served = tokio::spawn(serve(listener, Arc::new(front), stop.clone()));
         let events = Arc::default();
@@ -388,6 +399,7 @@ fn catalogue() -> Vec<MetricConfig> {
         ("warmfront_upstream_failures_total", (Counter, &["replica", "kind"])),
         ("warmfront_upstream_connections", (Gauge, &["replica"])),
         ("warmfront_connections", (Gauge, &[])),
+        ("warmfront_refused_clients_total", (Counter, &["reason"])),
         ("warmfront_streams", (Gauge, &[])),
         ("warmfront_relayed_bytes_total", (Counter, &["direction"])),
         ("warmfront_tokenize_duration_seconds", (Histogram, &["model"])),

@@ -1,0 +1,254 @@
+"""Who may use the admin API, and with which credentials engines are asked.
+
+Everything secret lies in files and is read again when they change; what cannot be read leaves the last good value in
+charge. What one would get wrong: authentication is a middleware over all routes, so that a new route is closed until
+somebody opens it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import ipaddress
+import logging
+import ssl
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from aiohttp import web
+from aiohttp.typedefs import Middleware
+
+from warmfront.config import ControlConfig, ServerConfig, TlsConfig
+from warmfront.errors import AuthenticationError, ConfigError
+from warmfront.types import TlsOptions
+
+logger = logging.getLogger(__name__)
+
+Value = TypeVar("Value")
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+Stamp = tuple[int, ...] | None
+
+OPEN_PATHS = frozenset({"/health"})
+"""Admin paths that need no token: they tell that the process lives and nothing else of use."""
+
+SECRET_BYTES_MAX = 4096
+"""A longer file is no file with a token."""
+
+WATCH_INTERVAL_S = 1.0
+"""How often the certificate of the admin port is looked at."""
+
+
+class Watched(Generic[Value]):
+    """A value made from files, made again when one of them changes. A bad change leaves the old value in charge."""
+
+    def __init__(self, field: str, paths: Sequence[str], load: Callable[[], Value]) -> None:
+        """Load for the first time.
+
+        Args:
+            field: Of the configuration, for the log.
+            paths: The files.
+            load: Makes the value; raises `ConfigError`.
+
+        Raises:
+            ConfigError: From `load`: there is nothing yet that could stay in charge.
+        """
+        self._field = field
+        self._paths = paths
+        self._load = load
+        self._seen = self._stamps()
+        self._value = load()
+
+    def current(self) -> Value:
+        """Return the value of the files as they are now."""
+        stamps = self._stamps()
+        if stamps != self._seen:
+            self._seen = stamps
+            try:
+                self._value = self._load()
+                logger.info("%s: read again", self._field)
+            except ConfigError as error:
+                logger.warning("%s: %s; what was read before stays in charge", self._field, error)
+        return self._value
+
+    def _stamps(self) -> list[Stamp]:
+        return [_stamp(path) for path in self._paths]
+
+
+def _stamp(path: str) -> Stamp:
+    """Return what tells one version of a file from another; `None`: it is not there."""
+    try:
+        told = Path(path).stat()
+    except OSError:
+        return None
+    return (told.st_dev, told.st_ino, told.st_size, told.st_mtime_ns, told.st_ctime_ns)
+
+
+def read_secret(path: str) -> str:
+    """Return a file's content without the white space around it.
+
+    Raises:
+        ConfigError: It cannot be read, is empty, too long, or no header could carry it.
+    """
+    try:
+        with open(path, "rb") as file:
+            content = file.read(SECRET_BYTES_MAX + 1)
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+    secret = content.strip()
+    if not secret or len(content) > SECRET_BYTES_MAX:
+        raise ConfigError(f"{path} is {'too long' if secret else 'empty'}: expected one secret")
+    if not all(0x20 <= byte < 0x7F for byte in secret):
+        raise ConfigError(f"{path} holds more than one line of plain characters")
+    return secret.decode("ascii")
+
+
+def require_safe_admin(control: ControlConfig) -> None:
+    """Refuse an admin port that others than this machine can reach and that asks nobody who they are.
+
+    Raises:
+        ConfigError: It is such a port, or its token or certificate cannot be read.
+    """
+    host = control.admin_listen.rpartition(":")[0].strip("[]")
+    if control.admin_token_file is None and not _is_loopback(host):
+        raise ConfigError(f"control.admin_listen: {control.admin_listen} is not loopback and needs admin_token_file")
+    if control.admin_token_file is not None:
+        read_secret(control.admin_token_file)
+    if control.admin_tls is not None:
+        server_context(control.admin_tls)
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def authentication(control: ControlConfig) -> Middleware:
+    """Return the middleware that lets only bearers of the token past; without a token file, everybody.
+
+    Raises:
+        ConfigError: The token cannot be read.
+    """
+    path = control.admin_token_file
+    token = None if path is None else Watched("control.admin_token_file", [path], lambda: read_secret(path))
+
+    @web.middleware
+    async def authenticate(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if token is not None and request.path not in OPEN_PATHS and not _is_bearer(request, token.current()):
+            raise AuthenticationError("the admin API needs its token: send it as `Authorization: Bearer`")
+        return await handler(request)
+
+    return authenticate
+
+
+def _is_bearer(request: web.Request, token: str) -> bool:
+    given = request.headers.getall("Authorization", [])
+    if len(given) != 1:
+        return False
+    scheme, _, offered = given[0].partition(" ")
+    return scheme.lower() == "bearer" and _is_equal(offered.strip(), token)
+
+
+def _is_equal(offered: str, secret: str) -> bool:
+    """Compare in a time that tells nothing, not even the length."""
+    digests = (hashlib.sha256(text.encode("utf-8", "surrogateescape")).digest() for text in (offered, secret))
+    return hmac.compare_digest(*digests)
+
+
+def server_context(tls: TlsConfig) -> ssl.SSLContext:
+    """Return the context of a listening port.
+
+    Raises:
+        ConfigError: A file cannot be read, or certificate and key do not belong together.
+    """
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    _load(context, cert=tls.cert, key=tls.key, ca=tls.client_ca)
+    context.verify_mode = ssl.CERT_REQUIRED if tls.client_ca else ssl.CERT_NONE
+    return context
+
+
+async def follow_certificate(tls: TlsConfig, context: ssl.SSLContext) -> None:
+    """Put a renewed certificate into the context of an open port, until cancelled; open connections keep theirs."""
+
+    def renew() -> None:
+        server_context(tls)  # on its own first: a context that failed half-way would be neither old nor new
+        _load(context, cert=tls.cert, key=tls.key, ca=None)
+
+    watched = Watched("control.admin_tls", [tls.cert, tls.key], renew)
+    while True:
+        await asyncio.sleep(WATCH_INTERVAL_S)
+        watched.current()
+
+
+class EngineAccess:
+    """Headers and TLS towards one server, as the core sends them too."""
+
+    def __init__(self, server: ServerConfig) -> None:
+        """Prepare; files are read when they are asked for."""
+        self._server = server
+        self._headers: Watched[dict[str, str]] | None = None
+        self._context: Watched[ssl.SSLContext] | None = None
+
+    def secret_headers(self) -> dict[str, str]:
+        """Return the headers whose values lie in files.
+
+        Raises:
+            ConfigError: A file cannot be read, and never could.
+        """
+        files = self._server.headers_from_file
+        if not files:
+            return {}
+        if self._headers is None:
+            self._headers = Watched(
+                f"headers of {self._server.url}",
+                list(files.values()),
+                lambda: {name: read_secret(path) for name, path in files.items()},
+            )
+        return self._headers.current()
+
+    def tls(self) -> ssl.SSLContext | bool:
+        """Return what aiohttp takes as `ssl`: the context of an https server, else its default.
+
+        Raises:
+            ConfigError: A file cannot be read, and never could.
+        """
+        options = tls_options(self._server)
+        if options is None:
+            return True
+        if self._context is None:
+            paths = [path for path in (options.ca, options.cert, options.key) if path is not None]
+            self._context = Watched(f"TLS of {self._server.url}", paths, lambda: _client_context(options))
+        return self._context.current()
+
+
+def tls_options(server: ServerConfig) -> TlsOptions | None:
+    """Return how TLS is spoken with a server; `None`: not at all."""
+    if not server.url.startswith("https://"):
+        return None
+    return TlsOptions(ca=server.ca, cert=server.client_cert, key=server.client_key)
+
+
+def _client_context(options: TlsOptions) -> ssl.SSLContext:
+    context = ssl.create_default_context()
+    if options.ca is not None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # that authority alone, as the core does
+    _load(context, cert=options.cert, key=options.key, ca=options.ca)
+    return context
+
+
+def _load(context: ssl.SSLContext, *, cert: str | None, key: str | None, ca: str | None) -> None:
+    try:
+        if ca is not None:
+            context.load_verify_locations(ca)
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(f"cannot read {ca}: {error.strerror or error}") from error
+    try:
+        if cert is not None:
+            context.load_cert_chain(cert, key)
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(f"cannot use {cert} with {key}: {error.strerror or error}") from error
