@@ -17,6 +17,6 @@ mod routes;
 mod sse;
 mod upstream;
 
-pub use front::{Stop, serve};
+pub use front::{Fronts, Stop, serve};
 pub use prepare::{Ask, Prepared, Preparer, Refusal};
 pub use proxy::Front;

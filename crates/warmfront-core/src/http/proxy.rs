@@ -41,12 +41,12 @@ const DECISIONS_MAX: usize = 3;
 /// What a client is told to wait when a queue of ours is full.
 const OVERLOAD_PAUSE_S: f64 = 1.0;
 
-/// What the front works with. One for the process.
+/// What the front works with. One for each configuration that was in force: a request ends under the one it began with.
 #[derive(Debug)]
 pub struct Front {
     pub(super) config: FrontConfig,
     pub(super) metrics: Arc<Metrics>,
-    pub(super) upstream: Upstream,
+    pub(super) upstream: Arc<Upstream>,
     fleet: Arc<ArcSwap<FleetView>>,
     mailbox: Arc<Mailbox>,
     requests: Arc<RequestTable>,
@@ -64,8 +64,29 @@ impl Front {
         preparer: Arc<Preparer>,
         metrics: Arc<Metrics>,
     ) -> Self {
-        let upstream = Upstream::new(upstream, Arc::clone(&metrics));
+        let upstream = Arc::new(Upstream::new(upstream, Arc::clone(&metrics)));
         Self { config, metrics, upstream, fleet, mailbox, requests, preparer, id_seed: RandomState::new() }
+    }
+
+    /// The same front under another configuration. Connections to engines stay open unless theirs is another one too.
+    #[must_use]
+    pub fn reconfigured(&self, config: FrontConfig, upstream: UpstreamConfig) -> Self {
+        let is_same = *self.upstream.config() == upstream;
+        let mut front = Self::new(
+            (config, upstream),
+            Arc::clone(&self.fleet),
+            (Arc::clone(&self.mailbox), Arc::clone(&self.requests)),
+            Arc::clone(&self.preparer),
+            Arc::clone(&self.metrics),
+        );
+        if is_same {
+            front.upstream = Arc::clone(&self.upstream);
+        }
+        front
+    }
+
+    pub fn config(&self) -> &FrontConfig {
+        &self.config
     }
 
     pub(super) fn mailbox(&self) -> &Arc<Mailbox> {

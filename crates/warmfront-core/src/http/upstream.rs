@@ -114,6 +114,10 @@ impl Upstream {
         Self { config, metrics, servers: Mutex::default() }
     }
 
+    pub(crate) fn config(&self) -> &UpstreamConfig {
+        &self.config
+    }
+
     /// Sends `request` to the server at `authority` (`host:port`) and waits for the header of its answer.
     ///
     /// A reused connection that turns out dead before a byte was written is replaced by a fresh one, once.
