@@ -6,6 +6,7 @@ is `probe.advance`, which does no I/O.
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any
 
 from msgspec import Struct
@@ -13,6 +14,8 @@ from msgspec import Struct
 from warmfront.config import ServerConfig
 from warmfront.control.engine_metrics import EngineMetrics
 from warmfront.types import EventSource
+
+NOT_ASKED = "not yet probed"
 
 
 class Answer(Struct, frozen=True):
@@ -67,7 +70,7 @@ class ServerFacts(Struct, frozen=True):
 
     server: ServerConfig
     ready: bool = False
-    reason: str = "not yet probed"
+    reason: str = NOT_ASKED
     """Why it is not ready; empty when it is."""
     failures: int = 0
     """Failed rounds in a row."""
@@ -92,6 +95,19 @@ class ServerFacts(Struct, frozen=True):
         """Data-parallel ranks behind this URL; one of them when nothing else is known."""
         known = self.metrics.ranks.keys() if self.metrics else set()
         return sorted(self.sources.keys() | known) or [0]
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether the server was asked at least once."""
+        return self.ready or self.failures > 0 or self.reason != NOT_ASKED
+
+    @property
+    def identity(self) -> int:
+        """`incarnation`, mixed with the id that discovery gives the server: another one may get its address."""
+        if self.server.id is None:
+            return self.incarnation
+        digest = hashlib.blake2b(f"{self.server.id}\0{self.incarnation}".encode(), digest_size=8).digest()
+        return int.from_bytes(digest) >> 1
 
     def public(self) -> dict[str, Any]:
         """Return what the admin API shows of the server itself, without headers."""

@@ -34,7 +34,8 @@ def check(config: Config) -> None:
     for path in _named_paths(config.fleet):
         if not Path(path).exists():
             raise ConfigError(f"fleet: {path} does not exist")
-    _check_address(config.control.admin_listen)
+    if config.front.handover is None:  # else the process before may have it for a while yet
+        _check_address(config.control.admin_listen)
 
 
 def within_descriptors(config: Config) -> Config:
