@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import signal
+import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -194,16 +195,16 @@ def test_a_reload_drops_no_stream_and_forgets_no_cache(fleet: Fleet) -> None:
     router = fleet.serve()
     first = wire.post(router.url + COMPLETIONS, BODY)
     stream = Stream(router)
-    fleet.tree |= {"front": {"body_bytes_max": 200, "io_threads": 2}, "router": {"policy": {"seed": 7}}}
+    policy = {"cost": {"price_max": 7.5}}
+    fleet.tree |= {"front": {"body_bytes_max": 200, "io_threads": 2}, "router": {"policy": policy}}
     fleet.write()
     answer = wire.post(f"{router.admin_url}/admin/reload", {})
     assert answer.json() == {
-        "applied": ["front.body_bytes_max", "router.policy.seed"],
+        "applied": ["front.body_bytes_max", "router.policy.cost.price_max"],
         "restart_needed": ["front.io_threads"],
     }
     assert wire.post(router.url + COMPLETIONS, BODY).status == 413, "a bound of the front in force"
-    policy = wire.get(f"{router.admin_url}/admin/policy").json()
-    assert policy["policy"] == "marginal_cost"
+    assert wire.get(f"{router.admin_url}/admin/policy").json()["constants"]["cost"]["price_max"] == 7.5
     effective = wire.get(f"{router.admin_url}/admin/config").json()
     assert (effective["front"]["body_bytes_max"], effective["front"]["io_threads"]) == (200, 1)
     assert stream.ends_well(), "a request ends under the configuration it began with"
@@ -314,6 +315,22 @@ def test_an_upgrade_refuses_and_resets_no_connection(fleet: Fleet, clients: Call
         wait_for(lambda router=router: len(ready(router)) == 2, "the admin API of the next", timeout_s=EXCHANGE_S)
         assert stream.ends_well() if name == "second" else True
     assert sent.failures == []
+
+
+def test_a_connection_waits_at_the_socket_of_systemd_while_the_router_is_restarted(fleet: Fleet) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as held:
+        router = ServeFile(fleet.folder / "held.log", fleet.config, LISTEN_FDS="1")
+        router.extra |= {"LISTEN_FDS_FIRST_FD": str(held.fileno())}
+        router.port, router.descriptors = held.getsockname()[1], (held.fileno(),)
+        fleet.start(router)
+        wait_for(lambda: len(ready(router)) == 2, "all engines ready", timeout_s=EXCHANGE_S)
+        assert wire.post(router.url + COMPLETIONS, BODY).status == 200
+        router.stop()
+        waiting = wire.connect(router.url)
+        waiting.request("GET", "/health")
+        router.start()
+        assert waiting.getresponse().status == 200
+        waiting.close()
 
 
 def test_a_process_that_never_becomes_ready_takes_nothing_over(fleet: Fleet) -> None:

@@ -23,7 +23,7 @@ from warmfront.control.generations import Generations
 from warmfront.control.link import Link
 from warmfront.control.reload import Change, change
 from warmfront.control.servable import require_servable
-from warmfront.errors import ConfigError, CoreError, InvalidRequestError, PathNotFoundError
+from warmfront.errors import ClientError, ConfigError, CoreError, InvalidRequestError, PathNotFoundError
 from warmfront.ports.preflight import within_descriptors
 
 logger = logging.getLogger(__name__)
@@ -77,6 +77,8 @@ class Changes:
                 await self.reload()
             except ConfigError:
                 continue  # said in the log; the configuration before stays in force
+            except ClientError as error:
+                logger.error("the configuration is not reloaded: %s", error)
 
     async def reload(self) -> Change:
         """Read the configuration again and put it in force.
@@ -100,11 +102,19 @@ class Changes:
         changed = await asyncio.to_thread(self._read)
         if changed.applied:
             await self._ask("reload", reload_request(changed.effective))
+            self._keep(changed.effective)
             await self._generations.replace(changed.effective)
             self._on_change(self._generations.config, self._generations.fleet)
-            if self._config_path is not None:
-                write_private(self._config_path, msgspec.json.encode(changed.effective))
         return changed
+
+    def _keep(self, config: Config) -> None:
+        """Let a control process that has to start again start with what is in force."""
+        if self._config_path is None:
+            return
+        try:
+            write_private(self._config_path, msgspec.json.encode(config))
+        except OSError as error:
+            logger.error("a control process that is restarted will have the configuration before: %s", error.strerror)
 
     def _read(self) -> Change:
         if self._sources is None:

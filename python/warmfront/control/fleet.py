@@ -73,6 +73,7 @@ class FleetKeeper:
         self.update: FleetUpdate = FleetUpdate(version=before.update.version if before else 0, pools=[])
         self.drained: set[str] = set(before.drained) if before else set()
         """Replicas that take no new requests because an operator said so, by id."""
+        self._drained_since = 0
         self._known = {facts.server.url: facts for facts in before.facts} if before else {}
         self._discovery: Discovery | None = None
         self._config = config
@@ -143,9 +144,11 @@ class FleetKeeper:
         Returns:
             The number of the first update that says so.
         """
-        self.drained = self.drained | set(replicas) if is_draining else self.drained - set(replicas)
-        self._changed.set()
-        return self.update.version + 1
+        drained = self.drained | set(replicas) if is_draining else self.drained - set(replicas)
+        if drained != self.drained:
+            self.drained, self._drained_since = drained, self.update.version + 1
+            self._changed.set()
+        return self._drained_since
 
     def _probe(self, server: ServerConfig) -> ServerProbe:
         known = self._known.pop(server.url, None)

@@ -39,6 +39,20 @@ LIVE = (
 )
 """Values, and sections with all their values, that take effect while the router runs; all others need a restart."""
 
+FIXED = (
+    "router.policy.seed",
+    "router.policy.cost.regret_prior",
+    "router.policy.cost.regret_prior_evictions",
+    "router.policy.cost.copy_horizon_s",
+    "router.policy.cost.future_turns_max",
+    "router.policy.cost.adapter_load_s",
+    "router.policy.cost.adapters_resident_max",
+    "router.policy.cost.prefill_prior_s",
+    "router.policy.cost.decode_prior_s",
+    "router.policy.cost.decode_prior_token_s",
+)
+"""Among those, values that what a pool has learned began with: with others it would have to begin again."""
+
 
 class Change(Struct, frozen=True):
     """What becomes of a new configuration."""
@@ -67,20 +81,17 @@ def _merge(path: str, before: Any, wanted: Any, applied: list[str], restart_need
     """Return the value in force afterwards, and note which paths differ."""
     if before == wanted:
         return before
-    if path in LIVE:
-        applied += _differing(path, before, wanted)
-        return wanted
     if isinstance(before, dict) and isinstance(wanted, dict) and before.keys() == wanted.keys():
         return {
             name: _merge(f"{path}.{name}".lstrip("."), before[name], wanted[name], applied, restart_needed)
             for name in before
         }
+    if _is_live(path):
+        applied.append(path)
+        return wanted
     restart_needed.append(path)
     return before
 
 
-def _differing(path: str, before: Any, wanted: Any) -> list[str]:
-    if isinstance(before, dict) and isinstance(wanted, dict) and before.keys() == wanted.keys():
-        names = [name for name in before if before[name] != wanted[name]]
-        return [found for name in names for found in _differing(f"{path}.{name}", before[name], wanted[name])]
-    return [path]
+def _is_live(path: str) -> bool:
+    return path not in FIXED and any(path == live or path.startswith(f"{live}.") for live in LIVE)

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from warmfront import config_schema
 from warmfront.config import Config, ConfigSources
-from warmfront.control.reload import LIVE, change
+from warmfront.control.reload import FIXED, LIVE, change
 from warmfront.errors import ConfigError
 
 
@@ -38,6 +38,13 @@ def test_lists_and_names_chosen_by_people_are_values_of_their_own() -> None:
     assert changed.effective == wanted
 
 
+def test_what_a_pool_has_learned_from_is_not_exchanged_under_it() -> None:
+    policy = {"name": "least_loaded", "seed": 3, "cost": {"price_max": 9.0, "prefill_prior_s": 1e-4}}
+    changed = change(config(), config(router={"policy": policy}))
+    assert changed.applied == ["router.policy.name", "router.policy.cost.price_max"]
+    assert changed.restart_needed == ["router.policy.seed", "router.policy.cost.prefill_prior_s"]
+
+
 def test_the_same_configuration_changes_nothing() -> None:
     assert change(config(), config()).applied == []
 
@@ -52,7 +59,7 @@ def test_what_would_contradict_itself_afterwards_is_refused() -> None:
 def test_every_live_path_exists() -> None:
     paths = {field.path for section in config_schema.sections() for field in section.fields}
     paths |= {section.path for section in config_schema.sections()}
-    assert set(LIVE) <= paths
+    assert {*LIVE, *FIXED} <= paths
 
 
 def test_sources_are_read_again_as_they_are_then(tmp_path: Any) -> None:

@@ -38,6 +38,9 @@ const ACCEPT_FAILURES_PER_LINE: u64 = 200;
 /// Room in hyper's buffer beyond the header limit, so that an oversized header reaches us and gets a proper answer.
 const HEADER_BYTES_SLACK: usize = 8 * 1024;
 
+/// After another process has taken over, how long connections without a request may stay.
+const LINGER: Duration = Duration::from_secs(5);
+
 /// Where the front is on its way to the end. Clones are one switch.
 ///
 /// *Draining*: `/ready` says 503, and each answer is the last of its connection; can be taken back. *Stopping*: the same,
@@ -146,7 +149,11 @@ pub async fn serve(listener: TcpListener, fronts: impl Into<Fronts>, stop: Stop)
     let carrier = tokio::spawn(async move { mailbox.carry().await });
     clients.accept_until(&listener, stop.wait()).await;
     let end = Instant::now() + seconds(fronts.current().config.grace_s);
-    if !stop.is_handed_over() {
+    if stop.is_handed_over() {
+        drop(listener);
+        // Nothing presses: a connection that is in use ends after its next answer, and none is closed under a request.
+        clients.ended_by(end.min(Instant::now() + LINGER)).await;
+    } else {
         let settle = seconds(fronts.current().config.settle_s).min(end - Instant::now());
         clients.accept_until(&listener, tokio::time::sleep(settle)).await;
         clients.take_accepted(listener);
@@ -226,14 +233,19 @@ impl Clients {
         self.open.set(self.tasks.len() as f64);
     }
 
-    async fn end_by(mut self, end: Instant) {
-        let drained = async {
+    /// Whether all connections have ended by then.
+    async fn ended_by(&mut self, end: Instant) -> bool {
+        let ended = async {
             while let Some(ended) = self.tasks.join_next().await {
                 note_end(ended);
                 self.open.set(self.tasks.len() as f64);
             }
         };
-        if tokio::time::timeout_at(end, drained).await.is_err() {
+        tokio::time::timeout_at(end, ended).await.is_ok()
+    }
+
+    async fn end_by(mut self, end: Instant) {
+        if !self.ended_by(end).await {
             tracing::warn!("{} connections were cut at the end of the grace time", self.tasks.len());
         }
         self.tasks.shutdown().await;
