@@ -165,7 +165,7 @@ def test_a_drained_replica_gets_no_new_request_once_the_answer_is_there(fleet: F
     wire.post(f"{path}/undrain", {})
     assert stream.replica in chosen(router, 24)
     unknown = wire.post(f"{router.admin_url}/admin/replicas/nobody:1/drain", {})
-    assert (unknown.status, "there is no replica nobody:1" in unknown.body.decode()) == (404, True)
+    assert (unknown.status, "there is no replica nobody:1" in unknown.body.decode()) == (400, True)
 
 
 def test_a_control_process_that_is_killed_forgets_neither_drains_nor_servers(fleet: Fleet) -> None:

@@ -23,7 +23,7 @@ from warmfront.control.generations import Generations
 from warmfront.control.link import Link
 from warmfront.control.reload import Change, change
 from warmfront.control.servable import require_servable
-from warmfront.errors import ClientError, ConfigError, CoreError, InvalidRequestError, PathNotFoundError
+from warmfront.errors import ClientError, ConfigError, CoreError, InvalidRequestError
 from warmfront.ports.preflight import within_descriptors
 
 logger = logging.getLogger(__name__)
@@ -157,7 +157,7 @@ class Changes:
         name = request.match_info["replica"]
         replicas = drain.named(fleet.update, name)
         if not replicas:
-            raise PathNotFoundError(f"there is no replica {name}; `GET /admin/fleet` lists them")
+            raise InvalidRequestError(f"there is no replica {name}; `GET /admin/fleet` lists them")
         version = fleet.drain(replicas, is_draining=is_draining)
         await self._link.state_since(version, timeout_s=self._generations.config.control.answer_timeout_s)
         logger.info("%s: %s", "draining" if is_draining else "in service again", ", ".join(replicas))

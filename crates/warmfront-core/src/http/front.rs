@@ -1,6 +1,6 @@
 //! The port that clients talk to: accepts connections, bounds them, and ends them in order.
 //!
-//! The end has three steps, see [`Stop`]: readiness fails and answers ask for the connection to be closed; after the
+//! The end has three steps, see [`Stop`](super::stop): readiness fails and answers ask for the connection to be closed; after the
 //! settle time nothing is accepted any more, and what the kernel had accepted for us by then is still served; running
 //! answers end. A client is refused by none of them. One task a connection; it serves the requests, polls the engines' connections and writes the answers. The function
 //! runs on whatever runtime calls it, so one I/O thread means a runtime of one thread and no synchronisation.
@@ -9,7 +9,6 @@ use std::convert::Infallible;
 use std::future::Future;
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
@@ -20,13 +19,13 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Notify;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use super::answer::Reply;
 use super::patience::{Busy, Limits, Patient, Serving};
 use super::proxy::{self, Front};
+use super::stop::Stop;
 use super::{overview, routes};
 use crate::config::FrontConfig;
 use crate::metrics::Gauge;
@@ -40,79 +39,6 @@ const HEADER_BYTES_SLACK: usize = 8 * 1024;
 
 /// After another process has taken over, how long connections without a request may stay.
 const LINGER: Duration = Duration::from_secs(5);
-
-/// Where the front is on its way to the end. Clones are one switch.
-///
-/// *Draining*: `/ready` says 503, and each answer is the last of its connection; can be taken back. *Stopping*: the same,
-/// and accepting ends after the settle time. *Closing*: idle connections are closed, running answers are the last.
-#[derive(Clone, Debug, Default)]
-pub struct Stop(Arc<StopState>);
-
-#[derive(Debug, Default)]
-struct StopState {
-    is_draining: AtomicBool,
-    is_set: AtomicBool,
-    is_handed_over: AtomicBool,
-    is_closing: AtomicBool,
-    notify: Notify,
-}
-
-impl Stop {
-    /// Begins to take leave of clients, or thinks better of it. Accepting goes on.
-    pub fn drain(&self, is_draining: bool) {
-        self.0.is_draining.store(is_draining, Ordering::Release);
-    }
-
-    pub fn is_draining(&self) -> bool {
-        self.0.is_draining.load(Ordering::Acquire) || self.is_set()
-    }
-
-    /// Begins the end.
-    pub fn set(&self) {
-        self.0.is_set.store(true, Ordering::Release);
-        self.0.notify.notify_waiters();
-    }
-
-    /// Begins the end without settling: another process accepts at the same socket.
-    pub fn hand_over(&self) {
-        self.0.is_handed_over.store(true, Ordering::Release);
-        self.set();
-    }
-
-    pub fn is_set(&self) -> bool {
-        self.0.is_set.load(Ordering::Acquire)
-    }
-
-    /// Ready once stopping.
-    pub async fn wait(&self) {
-        self.wait_for(|state| &state.is_set).await;
-    }
-
-    /// Ready once nothing is accepted any more.
-    pub async fn closing(&self) {
-        self.wait_for(|state| &state.is_closing).await;
-    }
-
-    fn is_handed_over(&self) -> bool {
-        self.0.is_handed_over.load(Ordering::Acquire)
-    }
-
-    fn close(&self) {
-        self.0.is_closing.store(true, Ordering::Release);
-        self.0.notify.notify_waiters();
-    }
-
-    async fn wait_for(&self, flag: impl Fn(&StopState) -> &AtomicBool) {
-        loop {
-            let mut notified = pin!(self.0.notify.notified());
-            notified.as_mut().enable();
-            if flag(&self.0).load(Ordering::Acquire) {
-                return;
-            }
-            notified.await;
-        }
-    }
-}
 
 /// The front in force. Clones are one place; whoever reads it keeps what it got.
 #[derive(Clone, Debug)]

@@ -15,8 +15,10 @@ mod relay;
 pub mod request;
 mod routes;
 mod sse;
+mod stop;
 mod upstream;
 
-pub use front::{Fronts, Stop, serve};
+pub use front::{Fronts, serve};
 pub use prepare::{Ask, Prepared, Preparer, Refusal};
 pub use proxy::Front;
+pub use stop::Stop;

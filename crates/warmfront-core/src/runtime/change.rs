@@ -119,9 +119,17 @@ pub(super) async fn hand_over(shared: &Arc<Shared>, claim: Option<Claim>) {
     match Offer::make(path, socket) {
         Ok(offer) => tokio::select! {
             () = offer.run(|| shared.hand_over()) => {}
-            () = shared.stop.wait() => {}
+            () = stopped_by_itself(shared) => {}
         },
         Err(error) => tracing::error!("front.handover: cannot listen at {path}: {error}; upgrades will need a pause"),
+    }
+}
+
+/// Ready once this process stops for another reason than that it was taken over from.
+async fn stopped_by_itself(shared: &Shared) {
+    shared.stop.wait().await;
+    if shared.stop.is_handed_over() {
+        std::future::pending::<()>().await;
     }
 }
 
