@@ -32,6 +32,9 @@ _PATTERN_WORDS = {
     _HEADER: "the name of a header",
 }
 
+KUBERNETES_SETTLE_S = 5.0
+"""How long load balancers in Kubernetes go on sending after a pod has failed its readiness."""
+
 Address = Annotated[str, Meta(pattern=_ADDRESS)]
 Url = Annotated[str, Meta(pattern=_URL)]
 HeaderName = Annotated[str, Meta(pattern=_HEADER)]
@@ -86,6 +89,15 @@ class FrontConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """Add `x-warmfront-replica` and `x-warmfront-predicted-cached-tokens` to responses."""
     grace_s: Annotated[float, Meta(ge=0)] = 30.0
     """After a termination signal, how long streams may take to end. Kubernetes kills after 30 s by default."""
+    settle_s: Annotated[float, Meta(ge=0)] | None = None
+    """After a termination signal, how long connections are still taken while `/ready` says 503: load balancers go on
+    sending for a while. A part of `grace_s`. Unset: 5 s inside Kubernetes, where `KUBERNETES_SERVICE_HOST` is set, and
+    no time elsewhere."""
+    handover: str | None = None
+    """Unix socket over which the next process of this router takes the listening socket, so that an upgrade loses no
+    connection. Only this user may connect. Unset: none."""
+    handover_timeout_s: Positive = 120.0
+    """How long the next process may take to have a ready pool; then it gives up, and the one before serves on."""
     tls: TlsConfig | None = None
     """Speak TLS with clients. Unset: plain HTTP, for a port that only a gateway or this machine can reach."""
     keys_file: str | None = None
@@ -107,6 +119,8 @@ class FrontConfig(Struct, frozen=True, forbid_unknown_fields=True):
     peer without a key stands for many clients and has no such limit."""
 
     def __post_init__(self) -> None:
+        if self.settle_s is not None and self.settle_s > self.grace_s:
+            raise ValueError("settle_s is above grace_s, of which it is a part")
         for network in self.trusted_networks or []:
             try:
                 ipaddress.ip_network(network, strict=False)
@@ -237,6 +251,9 @@ class ServerConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """Its private key."""
     block_size: Annotated[int, Meta(ge=1)] | None = None
     """Overrides what the engine says."""
+    id: str | None = None
+    """Who is behind the address, for example the uid of a pod: with another id it is another server, and nothing
+    learned about the one before counts. Unset: told by the engine's start time."""
 
     def __post_init__(self) -> None:
         if (self.client_cert is None) != (self.client_key is None):
@@ -265,11 +282,74 @@ class ModelConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """As `--trust-request-chat-template` of the engine."""
 
 
+class FileSource(Struct, frozen=True, forbid_unknown_fields=True, tag="file"):
+    """A file with a list of servers: URLs, or mappings as in `fleet.servers`. YAML, or JSON when it ends in `.json`."""
+
+    path: str
+    """The file. Replace it by renaming another one to its name, so that no half of it is ever read."""
+    interval_s: Positive = 1.0
+    """How often it is looked at."""
+
+
+class DnsSource(Struct, frozen=True, forbid_unknown_fields=True, tag="dns"):
+    """The addresses of a name (A and AAAA records), for example of a headless service."""
+
+    name: str
+    """The name to resolve."""
+    port: Annotated[int, Meta(ge=1, le=65535)]
+    """Port of the engine at every address."""
+    family: Literal["auto", "ipv4", "ipv6"] = "auto"
+    """`auto`: IPv4 addresses, or IPv6 where there are none; never both, since they are the same servers twice."""
+    interval_s: Positive = 5.0
+    """How often it is resolved, whatever the records' time to live says."""
+    timeout_s: Positive = 3.0
+    """How long that may take."""
+    nameservers: list[str] = []
+    """`address` or `address:port` of the servers to ask; empty: those of the system."""
+    engine: str = "auto"
+    """As `fleet.servers[].engine`, for every server found."""
+    headers: dict[str, str] = {}
+    """As `fleet.servers[].headers`, for every server found."""
+
+
+class SrvSource(Struct, frozen=True, forbid_unknown_fields=True, tag="srv"):
+    """The SRV records of a name; priorities and weights do not count, since load is measured."""
+
+    name: str
+    """The name to resolve, for example `_http._tcp.engines.default.svc.cluster.local`."""
+    interval_s: Positive = 5.0
+    """How often it is resolved, whatever the records' time to live says."""
+    timeout_s: Positive = 3.0
+    """How long that may take."""
+    nameservers: list[str] = []
+    """`address` or `address:port` of the servers to ask; empty: those of the system."""
+    engine: str = "auto"
+    """As `fleet.servers[].engine`, for every server found."""
+    headers: dict[str, str] = {}
+    """As `fleet.servers[].headers`, for every server found."""
+
+
+class HttpSource(Struct, frozen=True, forbid_unknown_fields=True, tag="http"):
+    """A URL that answers a JSON list of servers: URLs, or mappings as in `fleet.servers`."""
+
+    url: Annotated[str, Meta(pattern=r"^https?://[^/@]+(/.*)?$")]
+    """Asked by GET, with `if-none-match` once the answer had an `etag`. Redirections are not followed."""
+    interval_s: Positive = 5.0
+    """How often it is asked."""
+    timeout_s: Positive = 3.0
+    """How long the answer may take."""
+    headers: dict[str, str] = {}
+    """Added to the question, for example a key."""
+
+
 class FleetConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """The servers and models."""
 
     servers: list[ServerConfig] = []
     """Static list of engine servers."""
+    discovery: list[FileSource | DnsSource | SrvSource | HttpSource] = []
+    """Where further servers are found; `type` says how. A server that several sources name counts once, as the first
+    one names it."""
     tokenizer: str | None = None
     """For all models without one of their own."""
     models: dict[str, ModelConfig] = {}
@@ -280,6 +360,22 @@ class FleetConfig(Struct, frozen=True, forbid_unknown_fields=True):
         twice = sorted({url for url in urls if urls.count(url) > 1})
         if twice:
             raise ValueError(f"servers are listed twice: {', '.join(twice)}")
+        places = [_place(source) for source in self.discovery]
+        if len(set(places)) < len(places):
+            raise ValueError("a discovery source is listed twice")
+
+
+def _place(source: FileSource | DnsSource | SrvSource | HttpSource) -> tuple[object, ...]:
+    """What a source is told apart by."""
+    match source:
+        case FileSource():
+            return (FileSource, source.path)
+        case DnsSource():
+            return (DnsSource, source.name, source.port)
+        case SrvSource():
+            return (SrvSource, source.name)
+        case HttpSource():
+            return (HttpSource, source.url.partition("?")[0])
 
 
 class CostConfig(Struct, frozen=True, forbid_unknown_fields=True):
@@ -468,6 +564,26 @@ def load_with_sources(
     return _convert(merged, "merged configuration"), sources
 
 
+class ConfigSources(Struct, frozen=True):
+    """Where a configuration came from, to read it again."""
+
+    path: str | None = None
+    """YAML file."""
+    overrides: list[str] = []
+    """`path.to.field=value`, each."""
+    flags: dict[str, Any] = {}
+    """What other flags of the command line said, as a tree."""
+
+    def load(self) -> tuple[Config, dict[str, str]]:
+        """Return the configuration as it is now, and where each value that is not a default came from.
+
+        Raises:
+            ConfigError: Some source is wrong.
+        """
+        path = None if self.path is None else Path(self.path)
+        return load_with_sources(path=path, overrides=self.overrides, flags=self.flags)
+
+
 def core_config(config: Config, *, control_command: Sequence[str] = (), control_socket: str = "") -> bytes:
     """Return the JSON object that the core takes at start: `CoreConfig` of `crates/warmfront-core/src/config.rs`.
 
@@ -484,7 +600,7 @@ def core_config(config: Config, *, control_command: Sequence[str] = (), control_
     }
     return msgspec.json.encode(
         {
-            "front": config.front,
+            "front": _core_front(config.front),
             "upstream": config.upstream,
             "index": config.index,
             "kv": config.kv,
@@ -497,11 +613,24 @@ def core_config(config: Config, *, control_command: Sequence[str] = (), control_
     )
 
 
+def reload_request(config: Config) -> bytes:
+    """Return the JSON object with which the core takes another configuration while it runs."""
+    return msgspec.json.encode({"front": _core_front(config.front), "upstream": config.upstream, "config": config})
+
+
+def _core_front(front: FrontConfig) -> FrontConfig:
+    """Decide what the core is not asked to."""
+    if front.settle_s is not None:
+        return front
+    settle_s = min(KUBERNETES_SETTLE_S, front.grace_s) if "KUBERNETES_SERVICE_HOST" in os.environ else 0.0
+    return msgspec.structs.replace(front, settle_s=settle_s)
+
+
 def redacted(config: Config) -> dict[str, Any]:
     """Return the configuration as a tree in which header values, the one place for secrets, read `***`."""
     tree: dict[str, Any] = msgspec.to_builtins(config)
-    for server in tree["fleet"]["servers"]:
-        server["headers"] = dict.fromkeys(server["headers"], "***")
+    for holder in [*tree["fleet"]["servers"], *tree["fleet"]["discovery"]]:
+        holder["headers"] = dict.fromkeys(holder.get("headers", {}), "***")
     return tree
 
 
@@ -519,7 +648,12 @@ for _kind, _pattern, _first in (
     _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_kind}", re.compile(rf"^(?:{_pattern})$"), [*_first, ""])
 
 
-def _parse_yaml(text: str) -> Any:
+def parse_yaml(text: str) -> Any:
+    """Return what a text in YAML says.
+
+    Raises:
+        yaml.YAMLError, RecursionError, ValueError: It is not YAML.
+    """
     return yaml.load(text, Loader=_Loader)
 
 
@@ -531,7 +665,7 @@ def _file_layer(path: Path | None) -> list[tuple[str, dict[str, Any]]]:
     if path is None:
         return []
     try:
-        content = _parse_yaml(path.read_text(encoding="utf-8"))
+        content = parse_yaml(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
@@ -561,7 +695,7 @@ def _override_layer(text: str) -> tuple[str, dict[str, Any]]:
 
 def _nest(path: Sequence[str], text: str) -> dict[str, Any]:
     try:
-        value: Any = _parse_yaml(text)
+        value: Any = parse_yaml(text)
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         raise ConfigError(f"{'.'.join(path)}: {text!r} is not YAML: {_in_one_line(error)}") from error
     for name in reversed(path):
@@ -597,11 +731,11 @@ def _convert(tree: dict[str, Any], source: str) -> Config:
     except msgspec.ValidationError as error:
         message, _, where = str(error).replace(" - at `key` in `$.", " - at `$.").partition(" - at `$.")
         path = where.rstrip("`") or "configuration"
-        raise ConfigError(f"{path}: {_in_words(message)} ({source})") from error
+        raise ConfigError(f"{path}: {in_words(message)} ({source})") from error
 
 
-def _in_words(message: str) -> str:
-    """Say what a pattern means instead of printing it."""
+def in_words(message: str) -> str:
+    """Say what went wrong with a value: patterns are said in words instead of printed."""
     if "matching regex" in message:
         fitting = (words for pattern, words in _PATTERN_WORDS.items() if repr(pattern) in message)
         message = f"expected {next(fitting)}"

@@ -19,6 +19,9 @@ from msgspec import inspect as msgspec_inspect
 
 from warmfront import config
 
+TAG = "Which of these mappings it is."
+"""Description of `type`, the tag of a union, which is no field of a struct."""
+
 
 class Field(Struct, frozen=True):
     """One value of the configuration."""
@@ -50,7 +53,7 @@ def schema() -> dict[str, Any]:
     for name, definition in tree["$defs"].items():
         described = docs(getattr(config, name))
         for field, node in definition.get("properties", {}).items():
-            node["description"] = described[field]
+            node["description"] = described.get(field, TAG)
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "warmfront configuration"} | tree
 
 
@@ -78,9 +81,7 @@ def _walk(struct: type[Struct], path: str) -> Iterator[Section]:
     for field in msgspec.structs.fields(struct):
         info = msgspec_inspect.type_info(field.type)
         where = f"{path}.{field.name}" if path else field.name
-        child = _child(info)
-        if child is not None:
-            children.append((child[0], where + child[1]))
+        children += [(child, where + suffix) for child, suffix in _children(info)]
         if not isinstance(info, msgspec_inspect.StructType):
             fields.append(Field(where, _type_words(info), _default(field), described.get(field.name, "")))
     yield Section(path, inspect.getdoc(struct) or "", fields)
@@ -88,19 +89,22 @@ def _walk(struct: type[Struct], path: str) -> Iterator[Section]:
         yield from _walk(child_struct, where)
 
 
-def _child(info: msgspec_inspect.Type) -> tuple[type[Struct], str] | None:
-    """The struct inside a type, and how its path goes on."""
+def _children(info: msgspec_inspect.Type) -> list[tuple[type[Struct], str]]:
+    """The structs inside a type, and how their paths go on."""
     match info:
         case msgspec_inspect.StructType():
-            return info.cls, ""
+            return [(info.cls, "")]
         case msgspec_inspect.ListType(item_type=msgspec_inspect.StructType() as item):
-            return item.cls, "[]"
+            return [(item.cls, "[]")]
+        case msgspec_inspect.ListType(item_type=msgspec_inspect.UnionType(types=types)):
+            tagged = [member for member in types if isinstance(member, msgspec_inspect.StructType)]
+            return [(member.cls, f"[type={member.tag}]") for member in tagged]
         case msgspec_inspect.DictType(value_type=msgspec_inspect.StructType() as value):
-            return value.cls, ".<name>"
+            return [(value.cls, ".<name>")]
         case msgspec_inspect.UnionType(types=types):
-            return next((child for member in types if (child := _child(member)) is not None), None)
+            return next((found for member in types if (found := _children(member))), [])
         case _:
-            return None
+            return []
 
 
 def _type_words(info: msgspec_inspect.Type) -> str:

@@ -153,6 +153,8 @@ class ReplicaUpdate(Struct, frozen=True):
     """Names of the pool's models that this replica does not serve (an adapter not loaded there): not to be chosen."""
     tls: TlsOptions | None = None
     """How to speak TLS with it; `None`: plain HTTP."""
+    draining: bool = False
+    """Takes no new requests because an operator said so; it is not `ready` then."""
 
 
 class TemplateOptions(Struct, frozen=True):
@@ -179,12 +181,26 @@ class PoolUpdate(Struct, frozen=True):
     template: TemplateOptions = TemplateOptions()
 
 
+class SourceState(Struct, frozen=True):
+    """How one discovery source does."""
+
+    name: str
+    servers: int = 0
+    """Servers in its last list."""
+    age_s: float | None = None
+    """Seconds since it last gave a list; `None`: it never did."""
+    error: str | None = None
+    """Why it gave none when it was last asked."""
+
+
 class FleetUpdate(Struct, frozen=True):
     """Control process → core: the whole fleet as it is now."""
 
     version: int
     pools: list[PoolUpdate]
     degraded: list[str] = []
+    sources: list[SourceState] = []
+    """Discovery sources other than the configuration."""
 
 
 class EventState(Struct, frozen=True):
@@ -276,7 +292,7 @@ class Asked(Struct, frozen=True, array_like=True, tag="asked"):
 
 
 class Stopping(Struct, frozen=True, array_like=True, tag="stopping"):
-    """No new requests come; the process ends when the last stream has, or after `grace_s`."""
+    """The process takes leave, and ends when the last stream has, or after `grace_s`."""
 
     time_s: float
     grace_s: float

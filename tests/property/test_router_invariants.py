@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from msgspec.structs import replace
 from support.routing import PlainIndex, replica, request
-from warmfront.config import FlowConfig, PolicyConfig, RouterConfig
+from warmfront.config import Config, FlowConfig, PolicyConfig, RouterConfig
 from warmfront.policy import registry
 from warmfront.router import Router
 from warmfront.types import (
@@ -20,6 +20,7 @@ from warmfront.types import (
     Asked,
     Cancelled,
     Command,
+    ConfigChanged,
     Dispatch,
     Event,
     Failed,
@@ -221,6 +222,11 @@ class RouterMachine(RuleBasedStateMachine):
                 Cancelled(stranger, self.now_s),
             ]
         )
+
+    @rule(policy=st.sampled_from(sorted(registry.BUILTIN)), choices_max=st.integers(1, SLOTS))
+    def change_the_policy(self, policy: str, choices_max: int) -> None:
+        router = replace(self.config, policy=replace(self.config.policy, name=policy), choices_max=choices_max)
+        self.feed([ConfigChanged(self.now_s, msgspec.json.encode(Config(router=router)))])
 
     @rule(grace_s=st.floats(0, 3))
     def stop(self, grace_s: float) -> None:

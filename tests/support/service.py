@@ -52,6 +52,8 @@ class Service:
         self.log = log
         self.port = free_port()
         self.process: subprocess.Popen[bytes] | None = None
+        self.descriptors: tuple[int, ...] = ()
+        """Open files of ours that it inherits."""
 
     @property
     def url(self) -> str:
@@ -73,6 +75,7 @@ class Service:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
                 env=self.variables(),
+                pass_fds=self.descriptors,
                 cwd=self.log.parent,
             )
 

@@ -38,7 +38,14 @@ pub struct FrontConfig {
     pub write_timeout_s: f64,
     pub connections_max: usize,
     pub expose_headers: bool,
+    /// From the termination signal to the end, whatever still runs.
     pub grace_s: f64,
+    /// How long connections are still taken after a termination signal; within `grace_s`.
+    pub settle_s: f64,
+    /// Unix socket over which the next process takes the listening socket.
+    pub handover: Option<String>,
+    /// How long the next process may take to be ready.
+    pub handover_timeout_s: f64,
     /// `None`: clients speak plain HTTP.
     pub tls: Option<TlsConfig>,
     /// Hashed keys of clients; `None`: nobody needs one.
@@ -82,7 +89,7 @@ pub struct HeaderRules {
     pub allow: Option<Vec<String>>,
 }
 
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct UpstreamConfig {
     pub connect_timeout_s: f64,

@@ -20,7 +20,7 @@ use bytes::Bytes;
 use tokio::io::{AsyncWriteExt, BufReader};
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{UnixListener, UnixStream};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::{JoinError, JoinSet};
 
 use crate::error::CoreError;
@@ -80,8 +80,9 @@ impl Control {
         Ok(Self { listener, path, hello: frames::hello(serving, std::process::id()), updates, answerer })
     }
 
-    /// Serves one control process after the other. `states` carries encoded fleet states.
-    pub async fn run(self, states: watch::Receiver<Bytes>) {
+    /// Serves one control process after the other. `states` carries encoded fleet states; each notice of `reloads` is
+    /// passed on to the process that is connected, or to the next one.
+    pub async fn run(self, states: watch::Receiver<Bytes>, reloads: Arc<Notify>) {
         let mut current = JoinSet::new();
         loop {
             let stream = match self.listener.accept().await {
@@ -95,7 +96,8 @@ impl Control {
             current.shutdown().await;
             tracing::info!("the control process is connected");
             let link = Link { updates: self.updates.clone(), answerer: Arc::clone(&self.answerer) };
-            current.spawn(link.run(stream, self.hello.clone(), states.clone()));
+            let told = Told { states: states.clone(), reloads: Arc::clone(&reloads) };
+            current.spawn(link.run(stream, self.hello.clone(), told));
         }
     }
 }
@@ -108,6 +110,19 @@ impl Drop for Control {
     }
 }
 
+/// What the control process is told without asking.
+struct Told {
+    states: watch::Receiver<Bytes>,
+    reloads: Arc<Notify>,
+}
+
+/// How a connection ends.
+enum End {
+    /// This process ends.
+    Stopped,
+    Broken(String),
+}
+
 /// One connection.
 struct Link {
     updates: watch::Sender<FleetUpdate>,
@@ -115,14 +130,19 @@ struct Link {
 }
 
 impl Link {
-    async fn run(self, stream: UnixStream, hello: Vec<u8>, states: watch::Receiver<Bytes>) {
+    async fn run(self, stream: UnixStream, hello: Vec<u8>, told: Told) {
         let (reader, writer) = stream.into_split();
         let (answers, outgoing) = mpsc::channel(ANSWERS_MAX);
-        let reason = tokio::select! {
-            reason = self.read(BufReader::new(reader), answers) => reason,
-            reason = write(writer, hello, states, outgoing) => reason,
+        let end = tokio::select! {
+            reason = self.read(BufReader::new(reader), answers) => End::Broken(reason),
+            end = write(writer, hello, told, outgoing) => end,
         };
-        tracing::warn!(reason, "the control process is disconnected; the fleet stays as it is");
+        match end {
+            End::Stopped => tracing::debug!("the control process is told to stop"),
+            End::Broken(reason) => {
+                tracing::warn!(reason, "the control process is disconnected; the fleet stays as it is");
+            }
+        }
     }
 
     /// Takes frames until the connection ends; returns why.
@@ -169,27 +189,28 @@ fn note_panic(result: Result<(), JoinError>) {
     }
 }
 
-/// Sends hello, states and answers, and `stop` when there will be no more states, until the connection ends; returns why.
+/// Sends hello, states, answers and reloads, and `stop` when there will be no more states, until the connection ends; returns why.
 async fn write(
     mut writer: OwnedWriteHalf,
     hello: Vec<u8>,
-    mut states: watch::Receiver<Bytes>,
+    Told { mut states, reloads }: Told,
     mut answers: mpsc::Receiver<Vec<u8>>,
-) -> String {
+) -> End {
     let mut frame = hello;
     let mut stopping = false;
     states.mark_changed();
     loop {
         match tokio::time::timeout(WRITE_TIMEOUT, writer.write_all(&frame)).await {
             Ok(Ok(())) => {}
-            Ok(Err(error)) => return error.to_string(),
-            Err(_) => return "it takes nothing".into(),
+            Ok(Err(error)) => return End::Broken(error.to_string()),
+            Err(_) => return End::Broken("it takes nothing".into()),
         }
         if stopping {
-            return "this process is stopping".into();
+            return End::Stopped;
         }
         frame = tokio::select! {
             Some(answer) = answers.recv() => answer,
+            () = reloads.notified() => frames::reload(),
             changed = states.changed() => {
                 stopping = changed.is_err();
                 if stopping { frames::stop() } else { frames::state(&states.borrow_and_update()) }

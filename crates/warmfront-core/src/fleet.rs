@@ -37,6 +37,21 @@ pub struct FleetUpdate {
     /// Names of discovery sources that are down, with the reason; shown by `/ready`.
     #[serde(default)]
     pub degraded: Vec<String>,
+    /// How each discovery source does.
+    #[serde(default)]
+    pub sources: Vec<SourceState>,
+}
+
+/// One discovery source, for metrics.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct SourceState {
+    pub name: String,
+    /// Servers in its last list.
+    pub servers: u64,
+    /// Seconds since it last gave a list; `None`: it never did.
+    pub age_s: Option<f64>,
+    /// Why it gave none when it was last asked.
+    pub error: Option<String>,
 }
 
 /// All replicas that serve one model with one tokenizer.
@@ -100,6 +115,9 @@ pub struct ReplicaUpdate {
     /// Names of the pool's models that this replica does not serve (an adapter not loaded there): not to be chosen.
     #[serde(default)]
     pub lacks: Vec<String>,
+    /// Takes no new requests because an operator said so; it is not `ready` then.
+    #[serde(default)]
+    pub draining: bool,
     /// How to speak TLS with it; `None`: plain HTTP.
     #[serde(default)]
     pub tls: Option<TlsOptions>,

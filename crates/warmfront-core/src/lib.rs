@@ -10,6 +10,7 @@ pub mod config;
 pub mod control;
 pub mod error;
 pub mod fleet;
+mod handover;
 pub mod http;
 pub mod index;
 pub mod kv;

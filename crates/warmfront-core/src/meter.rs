@@ -1,5 +1,7 @@
 //! Where counts and gauges go: the few calls that background parts need of the metric registry.
 
+use std::collections::HashSet;
+
 use crate::metrics::Metrics;
 
 /// Writes values of the metric catalogue by name. `labels` are the values, in the order of the catalogue.
@@ -8,6 +10,8 @@ pub trait Meter: Send + Sync {
     fn set(&self, name: &'static str, labels: &[&str], value: f64);
     /// Drops all series with this label value: what it named is gone.
     fn forget(&self, label: &'static str, value: &str);
+    /// Drops all series whose value of this label is none of `known`.
+    fn retain(&self, label: &'static str, known: &HashSet<&str>);
 }
 
 impl Meter for Metrics {
@@ -22,6 +26,10 @@ impl Meter for Metrics {
     fn forget(&self, label: &'static str, value: &str) {
         Metrics::forget(self, label, value);
     }
+
+    fn retain(&self, label: &'static str, known: &HashSet<&str>) {
+        Metrics::retain(self, label, known);
+    }
 }
 
 /// Keeps nothing; for tools and tests without a catalogue.
@@ -32,6 +40,7 @@ impl Meter for NoMeter {
     fn add(&self, _name: &'static str, _labels: &[&str], _by: u64) {}
     fn set(&self, _name: &'static str, _labels: &[&str], _value: f64) {}
     fn forget(&self, _label: &'static str, _value: &str) {}
+    fn retain(&self, _label: &'static str, _known: &HashSet<&str>) {}
 }
 
 /// Name, kind and labels of the metrics written by these parts and, for whole-core tests, by the front.
@@ -58,6 +67,11 @@ pub(crate) const CATALOGUE: &[(&str, &str, &[&str])] = &[
     ("warmfront_kv_malformed_total", "counter", &["replica"]),
     ("warmfront_kv_unknown_parents_total", "counter", &["replica"]),
     ("warmfront_kv_state", "gauge", &["replica", "state"]),
+    ("warmfront_discovery_up", "gauge", &["source"]),
+    ("warmfront_discovery_servers", "gauge", &["source"]),
+    ("warmfront_discovery_age_seconds", "gauge", &["source"]),
+    ("warmfront_draining", "gauge", &[]),
+    ("warmfront_config_reloads_total", "counter", &["outcome"]),
     ("warmfront_index_blocks", "gauge", &["pool"]),
     ("warmfront_index_facts", "gauge", &["pool", "kind"]),
     ("warmfront_index_bytes", "gauge", &["pool"]),

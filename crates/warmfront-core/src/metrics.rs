@@ -199,6 +199,17 @@ impl Metrics {
         }
     }
 
+    /// Drops all series whose value of this label is none of `known`, whoever wrote them and when. The value that stands
+    /// for all beyond the bound stays.
+    pub fn retain(&self, label: &str, known: &HashSet<&str>) {
+        for family in self.families.values() {
+            let Some(position) = family.config.labels.iter().position(|name| name == label) else { continue };
+            let mut series = family.series.lock();
+            series.rows.retain(|(labels, _)| labels[position] == OTHER || known.contains(labels[position].as_str()));
+            series.values[position].retain(|value| known.contains(value.as_str()));
+        }
+    }
+
     /// The Prometheus text format, families in the order of the catalogue.
     #[must_use]
     pub fn render(&self) -> String {
@@ -371,6 +382,18 @@ mod tests {
         metrics.forget("replica", "a");
         metrics.set("ready", &["b"], 1.0);
         assert!(metrics.render().ends_with("ready{replica=\"b\"} 1\n"));
+    }
+
+    // bugs 134 and 142
+    #[test]
+    fn series_of_what_is_gone_go_and_all_others_stay() {
+        let metrics = Metrics::new(&[family("c_total", MetricKind::Counter, &["model"])], 10);
+        for model in ["a", "b"] {
+            metrics.inc("c_total", &[model], 1);
+        }
+        metrics.retain("model", &HashSet::from(["b"]));
+        let text = metrics.render();
+        assert!(!text.contains(r#"model="a""#) && text.contains(r#"model="b""#), "{text}");
     }
 
     #[test]

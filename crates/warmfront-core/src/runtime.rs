@@ -5,13 +5,15 @@
 //! events, and on a thread of its own the operating system can take the processor from it whenever a stream has something
 //! to do. The deciding thread belongs to the caller: it loops over [`Service::receive`] and [`Service::command`].
 //!
-//! The end, in this order: stop accepting and tell the router; let running answers end, at most for the grace time; close
-//! the queues, so that the deciding thread drains them and gets `None`; end the control process and the background. A
-//! second signal skips the grace time.
+//! The end, in this order: tell the router, and fail readiness; stop accepting after the settle time; let running answers
+//! end, at most for the grace time; close the queues, so that the deciding thread drains them and gets `None`; end the
+//! control process and the background. A second signal skips what is left of it.
 
+mod change;
 mod questions;
 
 use std::net::SocketAddr;
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -23,7 +25,6 @@ use bytes::Bytes;
 use parking_lot::Mutex;
 use tokio::net::{TcpListener, TcpSocket};
 use tokio::runtime::{Builder, Runtime};
-use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{Notify, watch};
 
 use crate::clock::Clock;
@@ -31,7 +32,8 @@ use crate::config::CoreConfig;
 use crate::control::{Control, keep_running};
 use crate::error::CoreError;
 use crate::fleet::{Fleet, FleetState, FleetUpdate, FleetView, Means, encode};
-use crate::http::{Front, Preparer, Stop, serve};
+use crate::handover::{self, Claim};
+use crate::http::{Front, Fronts, Preparer, Stop, serve};
 use crate::mailbox::{Event, Mailbox, Received, RequestId, Slot};
 use crate::meter::Meter;
 use crate::metrics::Metrics;
@@ -62,11 +64,20 @@ struct Shared {
     mailbox: Arc<Mailbox>,
     requests: Arc<RequestTable>,
     preparer: Arc<Preparer>,
+    fronts: Fronts,
     view: Arc<ArcSwap<FleetView>>,
     /// Already tokenized pieces of prompts, for all tokenizers.
     segments: Arc<SegmentCache>,
     /// Stops accepting.
     stop: Stop,
+    /// Accepting may begin; told at once unless the socket is another process's.
+    begin: Notify,
+    /// The listening socket once more, to be offered to the next process.
+    socket: Mutex<Option<OwnedFd>>,
+    /// The configuration is to be read again.
+    reloads: Arc<Notify>,
+    /// Why the process ends although nobody asked it to.
+    failure: Mutex<Option<String>>,
     /// Ends everything at once.
     halt: Notify,
     /// `true`: the background ends.
@@ -84,15 +95,20 @@ impl Service {
     /// it), or threads cannot be started.
     pub fn start(config: CoreConfig) -> Result<Self, CoreError> {
         let front = front_runtime(&config)?;
-        let listener = bind(&front, &config.front.listen)?;
         let failed = |source| CoreError::Listen { address: config.front.listen.clone(), source };
+        let (listener, claim) = socket(&front, &config).map_err(failed)?;
         let address = listener.local_addr().map_err(failed)?;
-        let shared = Arc::new(Shared::new(config));
-        let clients = Arc::new(shared.front()?);
-        let background = Background::prepare(Arc::clone(&shared), address)?;
+        let offered = config.front.handover.as_ref().map(|_| listener.as_fd().try_clone_to_owned()).transpose();
+        let offered = offered.map_err(failed)?;
+        let shared = Arc::new(Shared::new(config)?);
+        *shared.socket.lock() = offered;
+        if claim.is_none() {
+            shared.begin.notify_one();
+        }
+        let background = Background::prepare(Arc::clone(&shared), address, claim)?;
         let front_shared = Arc::clone(&shared);
         let threads = vec![
-            spawn("warmfront-front", &shared, move || run_front(&front, (listener, clients), &front_shared))?,
+            spawn("warmfront-front", &shared, move || run_front(&front, listener, &front_shared))?,
             spawn("warmfront-events", &shared, move || background.run())?,
         ];
         tracing::info!("serving on {address}");
@@ -118,6 +134,11 @@ impl Service {
     /// A thread of the core has panicked, which is why [`Service::receive`] says `None`.
     pub fn has_panicked(&self) -> bool {
         self.shared.panicked.load(Ordering::Acquire)
+    }
+
+    /// Why the process has ended although nobody asked it to, once [`Service::receive`] says `None`.
+    pub fn failure(&self) -> Option<String> {
+        self.shared.failure.lock().clone()
     }
 
     /// Takes a batch of encoded commands.
@@ -171,7 +192,7 @@ impl Drop for Service {
 }
 
 impl Shared {
-    fn new(config: CoreConfig) -> Self {
+    fn new(config: CoreConfig) -> Result<Self, CoreError> {
         let clock = Clock::start();
         let metrics = Arc::new(Metrics::new(&config.metrics, config.label_values_max));
         metrics.set("warmfront_build_info", &[env!("CARGO_PKG_VERSION")], 1.0);
@@ -182,31 +203,32 @@ impl Shared {
         let preparer = Arc::new(Preparer::new(&config.index, compute_threads, clock, Arc::clone(&metrics)));
         let segments = Arc::new(SegmentCache::new(config.index.segment_cache_bytes));
         let (ended, _) = watch::channel(false);
-        let (stop, halt) = (Stop::default(), Notify::new());
-        Self {
+        let front = Front::new(
+            (config.front.clone(), config.upstream.clone()),
+            Arc::clone(&view),
+            (Arc::clone(&mailbox), Arc::clone(&requests)),
+            Arc::clone(&preparer),
+            Arc::clone(&metrics),
+        )?;
+        Ok(Self {
             config,
             clock,
             metrics,
             mailbox,
             requests,
             preparer,
+            fronts: Fronts::from(Arc::new(front)),
             view,
             segments,
-            stop,
-            halt,
+            stop: Stop::default(),
+            begin: Notify::new(),
+            socket: Mutex::default(),
+            reloads: Arc::default(),
+            failure: Mutex::default(),
+            halt: Notify::new(),
             ended,
             panicked: AtomicBool::new(false),
-        }
-    }
-
-    fn front(&self) -> Result<Front, CoreError> {
-        Front::new(
-            (self.config.front.clone(), self.config.upstream.clone()),
-            Arc::clone(&self.view),
-            (Arc::clone(&self.mailbox), Arc::clone(&self.requests)),
-            Arc::clone(&self.preparer),
-            Arc::clone(&self.metrics),
-        )
+        })
     }
 
     fn stop_or_halt(&self) {
@@ -214,9 +236,28 @@ impl Shared {
             self.halt.notify_one();
             return;
         }
-        let (time_s, grace_s) = (self.clock.now_s(), self.config.front.grace_s);
-        self.mailbox.push(Event::Stopping { time_s, grace_s });
+        self.tell_stopping();
         self.stop.set();
+    }
+
+    /// Another process accepts from now on.
+    fn hand_over(&self) {
+        if !self.stop.is_set() {
+            self.tell_stopping();
+            self.stop.hand_over();
+        }
+    }
+
+    fn tell_stopping(&self) {
+        let (time_s, grace_s) = (self.clock.now_s(), self.fronts.current().config().grace_s);
+        self.metrics.set("warmfront_draining", &[], 1.0);
+        self.mailbox.push(Event::Stopping { time_s, grace_s });
+    }
+
+    fn fail(&self, reason: String) {
+        *self.failure.lock() = Some(reason);
+        self.stop.set();
+        self.halt.notify_one();
     }
 }
 
@@ -244,8 +285,23 @@ fn no_threads(error: &std::io::Error) -> CoreError {
     CoreError::Config(format!("threads cannot be started: {error}"))
 }
 
-fn bind(runtime: &Runtime, address: &str) -> Result<TcpListener, CoreError> {
-    runtime.block_on(listen(address)).map_err(|source| CoreError::Listen { address: address.to_owned(), source })
+/// The listening socket: of the process before, of systemd, or a new one.
+fn socket(runtime: &Runtime, config: &CoreConfig) -> std::io::Result<(TcpListener, Option<Claim>)> {
+    let listen_at = config.front.listen.as_str();
+    let claim = config.front.handover.as_deref().map(|path| Claim::make(path, listen_at)).transpose()?.flatten();
+    let given = match &claim {
+        Some(claim) => Some(claim.listener.try_clone()?),
+        None => handover::from_systemd()?,
+    };
+    let _runtime = runtime.enter();
+    let listener = match given {
+        Some(listener) => {
+            listener.set_nonblocking(true)?;
+            TcpListener::from_std(listener)?
+        }
+        None => runtime.block_on(listen(listen_at))?,
+    };
+    Ok((listener, claim))
 }
 
 /// Listens at the first address that a name stands for and that can be bound.
@@ -292,10 +348,16 @@ impl Drop for EndGuard {
     }
 }
 
-fn run_front(runtime: &Runtime, (listener, front): (TcpListener, Arc<Front>), shared: &Arc<Shared>) {
+fn run_front(runtime: &Runtime, listener: TcpListener, shared: &Arc<Shared>) {
+    let served = async {
+        tokio::select! {
+            () = shared.begin.notified() => serve(listener, shared.fronts.clone(), shared.stop.clone()).await,
+            () = shared.stop.wait() => {} // before anything was accepted
+        }
+    };
     runtime.block_on(async {
         tokio::select! {
-            () = serve(listener, front, shared.stop.clone()) => tracing::info!("all answers have ended"),
+            () = served => tracing::info!("all answers have ended"),
             () = shared.halt.notified() => tracing::warn!("ending at once"),
         }
     });
@@ -311,11 +373,12 @@ struct Background {
     control: Option<Control>,
     updates: watch::Sender<FleetUpdate>,
     states: watch::Receiver<Bytes>,
-    signals: [Signal; 2],
+    signals: change::Signals,
+    claim: Option<Claim>,
 }
 
 impl Background {
-    fn prepare(shared: Arc<Shared>, address: SocketAddr) -> Result<Self, CoreError> {
+    fn prepare(shared: Arc<Shared>, address: SocketAddr, claim: Option<Claim>) -> Result<Self, CoreError> {
         let runtime = Builder::new_current_thread().enable_all().build().map_err(|error| no_threads(&error))?;
         let guard = runtime.enter();
         let (states, states_receiver) = watch::channel(encode(&FleetState::default()));
@@ -345,25 +408,29 @@ impl Background {
             "" => None,
             path => Some(Control::bind(path, &address.to_string(), updates.clone(), questions::answerer(&shared))?),
         };
-        let listen = |kind| signal(kind).map_err(|error| CoreError::Config(format!("signals: {error}")));
-        let signals = [listen(SignalKind::terminate())?, listen(SignalKind::interrupt())?];
+        let signals = change::Signals::listen()?;
         drop(guard);
-        Ok(Self { shared, runtime, fleet, control, updates, states: states_receiver, signals })
+        Ok(Self { shared, runtime, fleet, control, updates, states: states_receiver, signals, claim })
     }
 
     fn run(self) {
-        let Self { shared, runtime, fleet, control, updates, states, signals } = self;
+        let Self { shared, runtime, fleet, control, updates, states, signals, claim } = self;
         let config = shared.config.control.clone();
         let meter: Arc<dyn Meter> = Arc::clone(&shared.metrics) as _;
         runtime.block_on(async {
             let process = tokio::spawn(keep_running(config, meter, shared.ended.subscribe()));
             let fleet = tokio::spawn(fleet.run(updates.subscribe()));
-            let link = control.map(|control| tokio::spawn(control.run(states)));
+            let link = control.map(|control| tokio::spawn(control.run(states, Arc::clone(&shared.reloads))));
+            let handing = tokio::spawn({
+                let shared = Arc::clone(&shared);
+                async move { change::hand_over(&shared, claim).await }
+            });
             let mut ended = shared.ended.subscribe();
             tokio::select! {
                 _ = ended.wait_for(|ended| *ended) => {}
-                () = obey(signals, &shared) => {}
+                () = signals.obey(&shared) => {}
             }
+            handing.abort();
             fleet.abort(); // ends the sender of states, so the link says `stop`
             if let Err(error) = process.await {
                 tracing::error!("watching the control process failed: {error}");
@@ -374,17 +441,6 @@ impl Background {
             }
         });
         runtime.shutdown_timeout(END_TIMEOUT);
-    }
-}
-
-/// The first signal stops in order, the second at once. Never returns.
-async fn obey([mut terminate, mut interrupt]: [Signal; 2], shared: &Shared) {
-    loop {
-        tokio::select! {
-            _ = terminate.recv() => tracing::info!("termination signal"),
-            _ = interrupt.recv() => tracing::info!("interrupt"),
-        }
-        shared.stop_or_halt();
     }
 }
 

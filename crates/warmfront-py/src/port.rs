@@ -50,7 +50,10 @@ impl Port {
         match py.detach(|| self.service.receive()) {
             Some(batch) => Ok(Some(PyBytes::new(py, &batch))),
             None if self.service.has_panicked() => Err(to_py(CoreError::Panic)),
-            None => Ok(None),
+            None => match self.service.failure() {
+                Some(reason) => Err(to_py(CoreError::Config(reason))),
+                None => Ok(None),
+            },
         }
     }
 

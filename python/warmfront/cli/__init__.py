@@ -17,6 +17,8 @@ COMMANDS = {
     "serve": "Route requests over a fleet of engine servers.",
     "check": "Validate a configuration and look at its servers once.",
     "fleet": "Show the replicas of a running router.",
+    "reload": "Let a running router read its configuration again.",
+    "drain": "Take a replica, or the whole router, out of service.",
     "explain": "Show where a request would go, and why.",
     "keys": "Make, list and revoke the API keys of clients.",
     "config": "Print the effective configuration.",

@@ -8,8 +8,9 @@ from typing import Any
 
 import click
 
-from warmfront.cli.options import Options, configuration, require_servable
+from warmfront.cli.options import Options, configuration
 from warmfront.config import Config
+from warmfront.control.servable import require_servable
 from warmfront.types import FleetUpdate
 
 
@@ -34,12 +35,13 @@ async def _look(config: Config) -> FleetUpdate:
     import aiohttp  # slow to import, and only this command of the light ones needs it
 
     from warmfront.clock import MonotonicClock
-    from warmfront.control.discovery.static import StaticDiscovery
+    from warmfront.control.discovery.build import discovery_of
     from warmfront.control.fleet import FleetKeeper
 
     async with aiohttp.ClientSession() as http:
-        keeper = FleetKeeper(config, http=http, clock=MonotonicClock())
-        return await keeper.look_once(StaticDiscovery(config.fleet))
+        clock = MonotonicClock()
+        keeper = FleetKeeper(config, http=http, clock=clock)
+        return await keeper.look_once(discovery_of(config.fleet, http=http, clock=clock))
 
 
 def lines(update: FleetUpdate) -> list[str]:

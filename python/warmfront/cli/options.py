@@ -9,10 +9,7 @@ from typing import Any, TypeVar
 import click
 from msgspec import Struct
 
-from warmfront.config import Config, FleetConfig, load_with_sources
-from warmfront.control import dialects
-from warmfront.errors import ConfigError
-from warmfront.policy import registry
+from warmfront.config import Config, ConfigSources
 
 Command = TypeVar("Command", bound=Callable[..., None])
 
@@ -34,7 +31,12 @@ class Options(Struct, frozen=True):
         Raises:
             ConfigError: Some source is wrong.
         """
-        return load_with_sources(path=self.config, overrides=self.settings, flags=self._flags())
+        return self.sources().load()
+
+    def sources(self) -> ConfigSources:
+        """Return where the configuration comes from, so that a running router can read it again."""
+        path = None if self.config is None else str(self.config.absolute())
+        return ConfigSources(path=path, overrides=list(self.settings), flags=self._flags())
 
     def _flags(self) -> dict[str, Any]:
         fleet = {"servers": [{"url": url} for url in self.replica], "tokenizer": self.tokenizer}
@@ -51,27 +53,6 @@ def _given(tree: dict[str, Any]) -> dict[str, Any]:
     """Drop what was not given."""
     pruned = {name: _given(value) if isinstance(value, dict) else value for name, value in tree.items()}
     return {name: value for name, value in pruned.items() if value not in (None, [], {})}
-
-
-def require_servable(config: Config) -> None:
-    """Find what only starting would find: no servers, an unknown engine or policy, a tokenizer that is not there.
-
-    Raises:
-        ConfigError: The first of these.
-    """
-    if not config.fleet.servers:
-        raise ConfigError("no servers: give --replica URL, or fleet.servers in the configuration file")
-    dialects.validate(config.fleet)
-    registry.factory(config.router.policy.name)
-    for field, path in _tokenizers(config.fleet):
-        if not Path(path).exists():
-            raise ConfigError(f"{field}: {path} is not there; expected a model directory or a tokenizer.json")
-
-
-def _tokenizers(fleet: FleetConfig) -> list[tuple[str, str]]:
-    named = [("fleet.tokenizer", fleet.tokenizer)]
-    named += [(f"fleet.models.{name}.tokenizer", model.tokenizer) for name, model in fleet.models.items()]
-    return [(field, path) for field, path in named if path is not None]
 
 
 _OPTIONS = [

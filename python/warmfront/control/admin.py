@@ -1,13 +1,13 @@
 """The admin API: what the fleet looks like, why a request would go where, what is configured.
 
 Bound to loopback by default, and to anything else only with a token (`security.authentication`). Whoever is let in sees
-everything but secrets, and can change nothing. What only the data process knows is asked over the link; errors have the
-same form as on the clients' port.
+everything but secrets, and may drain and reload (`change.py`). What only the data process knows is asked over the link;
+errors have the same form as on the clients' port.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -39,11 +39,16 @@ EXPLAINABLE = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/
 class Admin:
     """Handlers, over what the control process knows and what it may ask."""
 
-    def __init__(self, config: Config, *, link: Link, fleet: FleetKeeper) -> None:
+    def __init__(self, config: Config, *, link: Link, fleet: FleetKeeper, changes: Sequence[web.RouteDef] = ()) -> None:
         self._config = config
         self._link = link
         self._fleet = fleet
         self._authenticate = authentication(config.control)
+        self._changes = changes
+
+    def follow(self, config: Config, fleet: FleetKeeper) -> None:
+        """Answer from now on out of another configuration and what was found out under it."""
+        self._config, self._fleet = config, fleet
 
     def application(self) -> web.Application:
         """Return the application to serve."""
@@ -57,6 +62,7 @@ class Admin:
                 web.get("/admin/config", self.config),
                 web.get("/admin/policy", self.policy),
                 web.post("/admin/explain", self.explain),
+                *self._changes,
             ]
         )
         return application

@@ -6,6 +6,7 @@ is `probe.advance`, which does no I/O.
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any
 
 from msgspec import Struct
@@ -13,6 +14,8 @@ from msgspec import Struct
 from warmfront.config import ServerConfig
 from warmfront.control.engine_metrics import EngineMetrics
 from warmfront.types import EventSource
+
+NOT_ASKED = "not yet probed"
 
 
 class Answer(Struct, frozen=True):
@@ -69,7 +72,7 @@ class ServerFacts(Struct, frozen=True):
     secret_headers: dict[str, str] = {}
     """Headers whose values were read from files."""
     ready: bool = False
-    reason: str = "not yet probed"
+    reason: str = NOT_ASKED
     """Why it is not ready; empty when it is."""
     failures: int = 0
     """Failed rounds in a row."""
@@ -99,6 +102,19 @@ class ServerFacts(Struct, frozen=True):
     def headers(self) -> dict[str, str]:
         """All headers that requests to the server carry."""
         return self.server.headers | self.secret_headers
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether the server was asked at least once."""
+        return self.ready or self.failures > 0 or self.reason != NOT_ASKED
+
+    @property
+    def identity(self) -> int:
+        """`incarnation`, mixed with the id that discovery gives the server: another one may get its address."""
+        if self.server.id is None:
+            return self.incarnation
+        digest = hashlib.blake2b(f"{self.server.id}\0{self.incarnation}".encode(), digest_size=8).digest()
+        return int.from_bytes(digest) >> 1
 
     def public(self) -> dict[str, Any]:
         """Return what the admin API shows of the server itself, without headers."""

@@ -12,7 +12,8 @@ import asyncio
 import logging
 import os
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
+from contextlib import aclosing
 from pathlib import Path
 
 import aiohttp
@@ -22,6 +23,7 @@ from warmfront.clock import Clock
 from warmfront.config import Config, ServerConfig
 from warmfront.control import verify
 from warmfront.control.discovery import Discovery
+from warmfront.control.drain import drained, server_of
 from warmfront.control.facts import ServerFacts
 from warmfront.control.pools import fleet_update
 from warmfront.control.probe import ServerProbe
@@ -53,6 +55,7 @@ class FleetKeeper:
         send: Callable[[FleetUpdate], Awaitable[None]] | None = None,
         open_tokenizer: OpenTokenizer = verify.load,
         seed: int | None = None,
+        before: FleetKeeper | None = None,
     ) -> None:
         """Prepare; `run` starts the probes.
 
@@ -63,9 +66,16 @@ class FleetKeeper:
             send: Takes each update; awaited, so a slow core slows only this. Needed by `run` alone.
             open_tokenizer: Gives our tokenizer, for the comparison with engines.
             seed: For jitter; `None`: from the system.
+            before: The keeper under the configuration before, which has ended. What it found out about servers that
+                are configured as they were is believed until they are asked again.
         """
-        self.checks: dict[str, TokenCheck] = {}
-        self.update = FleetUpdate(version=0, pools=[])
+        self.checks: dict[str, TokenCheck] = dict(before.checks) if before else {}
+        self.update: FleetUpdate = FleetUpdate(version=before.update.version if before else 0, pools=[])
+        self.drained: set[str] = set(before.drained) if before else set()
+        """Replicas that take no new requests because an operator said so, by id."""
+        self._drained_since = 0
+        self._known = {facts.server.url: facts for facts in before.facts} if before else {}
+        self._discovery: Discovery | None = None
         self._config = config
         self._http = http
         self._clock = clock
@@ -76,7 +86,7 @@ class FleetKeeper:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._degraded: list[str] = []
         self._changed = asyncio.Event()
-        self._checked: dict[str, bytes] = {}
+        self._checked: dict[str, bytes] = dict(before._checked) if before else {}
         self._asked: set[str] = set()
 
     @property
@@ -92,15 +102,18 @@ class FleetKeeper:
             core_has_fleet: Report nothing before every server was asked once.
         """
         assert self._send is not None, "run needs somebody to report to"
-        async with asyncio.TaskGroup() as tasks:
+        self._discovery = discovery
+        async with asyncio.TaskGroup() as tasks, aclosing(discovery.servers()) as lists:
             tasks.create_task(self._report(self._send, core_has_fleet=core_has_fleet))
             tasks.create_task(self._verify())
-            async for servers in discovery.servers():
+            async for servers in lists:
                 self._follow(servers, tasks)
 
     async def look_once(self, discovery: Discovery) -> FleetUpdate:
         """Ask every server once, compare tokens, and return the fleet that follows."""
-        servers = await anext(aiter(discovery.servers()))
+        self._discovery = discovery
+        async with aclosing(discovery.servers()) as lists:
+            servers = await anext(lists)
         self._probes = {server.url: self._probe(server) for server in servers}
         await asyncio.gather(*(probe.ask_once() for probe in self._probes.values()))
         self._rebuild()
@@ -118,13 +131,30 @@ class FleetKeeper:
             self.checks.pop(url, None)
             self._checked.pop(url, None)
             self._asked.discard(url)
+            self.drained -= {replica for replica in self.drained if server_of(replica) == url}
         for url, server in wanted.items():
             if url not in self._probes:
                 self._probes[url] = self._probe(server)
                 self._tasks[url] = tasks.create_task(self._probes[url].run(), name=f"probe {url}")
         self._changed.set()
 
+    def drain(self, replicas: Collection[str], *, is_draining: bool) -> int:
+        """Give replicas no new requests from now on, or give them some again.
+
+        Returns:
+            The number of the first update that says so.
+        """
+        drained = self.drained | set(replicas) if is_draining else self.drained - set(replicas)
+        if drained != self.drained:
+            self.drained, self._drained_since = drained, self.update.version + 1
+            self._changed.set()
+        return self._drained_since
+
     def _probe(self, server: ServerConfig) -> ServerProbe:
+        known = self._known.pop(server.url, None)
+        facts = known if known is not None and known.server == server else None
+        if facts is not None and facts.is_asked:
+            self._asked.add(server.url)
         return ServerProbe(
             server,
             http=self._http,
@@ -132,6 +162,7 @@ class FleetKeeper:
             clock=self._clock,
             rng=random.Random(self._rng.random()),
             on_round=self._take_note,
+            facts=facts,
         )
 
     def _take_note(self, before: ServerFacts, after: ServerFacts) -> None:
@@ -157,15 +188,18 @@ class FleetKeeper:
             await asyncio.sleep(GATHER_S)
 
     def _rebuild(self) -> None:
-        self.update = fleet_update(
+        sources = self._discovery.states() if self._discovery is not None else []
+        down = [f"{source.name}: {source.error}" for source in sources if source.error is not None]
+        update = fleet_update(
             self.facts,
             self._config.fleet,
             version=self.update.version + 1,
             now_s=self._clock.now_s(),
             is_tokenizer=is_tokenizer,
             checks=self.checks,
-            degraded=self._degraded,
+            degraded=[*self._degraded, *down],
         )
+        self.update = drained(msgspec.structs.replace(update, sources=sources), self.drained)
 
     async def _verify(self) -> None:
         """Compare tokens with each engine process once, again when tokenizer or template are others."""

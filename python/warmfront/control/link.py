@@ -61,6 +61,10 @@ class Reply(Struct, frozen=True, tag="answer"):
     body: bytes
 
 
+class Reload(Struct, frozen=True, tag="reload"):
+    """Somebody asked the data process by signal for the configuration to be read again."""
+
+
 class Stop(Struct, frozen=True, tag="stop"):
     """The data process ends; so should this one."""
 
@@ -85,7 +89,7 @@ class Stopping(Struct, frozen=True, tag="stopping"):
     """This process ends on purpose."""
 
 
-Incoming = Hello | State | Reply | Stop
+Incoming = Hello | State | Reply | Reload | Stop
 
 
 class _Kind(Struct, frozen=True):
@@ -94,7 +98,7 @@ class _Kind(Struct, frozen=True):
     type: str
 
 
-_KNOWN = frozenset({"hello", "state", "answer", "stop"})
+_KNOWN = frozenset({"hello", "state", "answer", "reload", "stop"})
 
 
 class Link:
@@ -104,7 +108,10 @@ class Link:
         """Wrap an open connection; use `connect`."""
         self.hello: Hello | None = None
         self.state: FleetState | None = None
+        self.reloads = asyncio.Event()
+        """Set when the configuration is to be read again."""
         self._told = asyncio.Event()
+        """Set, and replaced by another one, when the core tells its fleet."""
         self._reader = reader
         self._writer = writer
         self._numbers = itertools.count(1)
@@ -141,11 +148,24 @@ class Link:
     async def first_state(self, *, timeout_s: float) -> FleetState | None:
         """Wait for the fleet that the core has now; `None` when it does not tell in time. `read` must be running."""
         try:
-            async with asyncio.timeout(timeout_s):
-                await self._told.wait()
-        except TimeoutError:
+            return await self.state_since(0, timeout_s=timeout_s)
+        except UnansweredError:
             logger.warning("the data process does not tell its fleet within %g s", timeout_s)
-        return self.state
+        return None
+
+    async def state_since(self, version: int, *, timeout_s: float) -> FleetState:
+        """Wait for a fleet of the core that knows the update of this number. `read` must be running.
+
+        Raises:
+            UnansweredError: It does not come in time.
+        """
+        try:
+            async with asyncio.timeout(timeout_s):
+                while self.state is None or self.state.version < version:
+                    await self._told.wait()
+                return self.state
+        except TimeoutError as error:
+            raise UnansweredError(f"the data process did not take the fleet within {timeout_s:g} s") from error
 
     async def send_fleet(self, update: FleetUpdate) -> None:
         """Tell the core the fleet; returns when the socket has taken it."""
@@ -180,12 +200,15 @@ class Link:
         except (OSError, LinkClosedError):
             return  # the other side was faster
 
-    def _take(self, frame: Hello | State | Reply | None) -> None:
+    def _take(self, frame: Hello | State | Reply | Reload | None) -> None:
         if isinstance(frame, Hello):
             self.hello = frame
         elif isinstance(frame, State):
             self.state = frame.state
             self._told.set()
+            self._told = asyncio.Event()
+        elif isinstance(frame, Reload):
+            self.reloads.set()
         elif frame is not None and (waiting := self._waiting.get(frame.id)) is not None and not waiting.done():
             waiting.set_result(frame)
 

@@ -165,7 +165,7 @@ def _replica(
         rank=rank if is_one_of_several else None,
         engine=facts.engine,
         ready=facts.ready,
-        incarnation=facts.incarnation,
+        incarnation=facts.identity,
         notes=[note for note in own_notes if note] + notes,
         block_size=facts.server.block_size or (metrics.block_size if metrics else None),
         capacity_tokens=metrics.capacity_tokens if metrics else None,

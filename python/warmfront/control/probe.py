@@ -61,6 +61,7 @@ class ServerProbe:
         clock: Clock,
         rng: random.Random,
         on_round: Callable[[ServerFacts, ServerFacts], None],
+        facts: ServerFacts | None = None,
     ) -> None:
         """Prepare; nothing is asked yet.
 
@@ -71,8 +72,9 @@ class ServerProbe:
             clock: For the age of load figures.
             rng: Seeded source of jitter.
             on_round: Called with the facts before and after each round.
+            facts: What is believed already; `None`: nothing.
         """
-        self.facts = ServerFacts(server)
+        self.facts = facts or ServerFacts(server)
         self.access = EngineAccess(server)
         self._dialect = questions(server.engine)
         self._http = http

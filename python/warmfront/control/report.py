@@ -42,6 +42,7 @@ def fleet_report(
         "version": update.version,
         "pools": pools,
         "servers": [facts.public() for facts in servers],
+        "sources": msgspec.to_builtins(update.sources),
         "degraded": update.degraded,
         "router": _without(router, "pools"),
     }

@@ -148,6 +148,9 @@ INDEX = [
 ]
 
 REPLICAS = [
+    _gauge("discovery_up", "1 while the source gives lists of servers; 0: its last list is kept.", "source"),
+    _gauge("discovery_servers", "Servers in the last list of the source.", "source"),
+    _gauge("discovery_age_seconds", "Time since the source last gave a list.", "source"),
     _gauge("replica_requests", "Requests dispatched and not yet ended.", "replica"),
     _gauge("replica_prefill_tokens", "Prompt tokens dispatched and not yet computed, by our ledger.", "replica"),
     _gauge("replica_ready", "1 while the replica may be chosen.", "replica"),
@@ -160,6 +163,8 @@ REPLICAS = [
 
 PROCESS = [
     _counter("control_restarts_total", "Times the control process was started again."),
+    _counter("config_reloads_total", "Configurations read again while the router ran, by outcome.", "outcome"),
+    _gauge("draining", "1 while this process takes leave of its clients."),
     _gauge("fleet_age_seconds", "Time since the control process last reported the fleet."),
     _gauge("build_info", "1, with the version as label.", "version"),
 ]

@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from warmfront import core
-from warmfront.config import Config, core_config
+from warmfront.config import Config, ConfigSources, core_config
 from warmfront.router.record import Stepper, open_router
 from warmfront.types import Command, Event, Overlap, Request, RequestId, Slot
 
@@ -79,8 +79,12 @@ def drive(port: core.Port, router: Stepper) -> None:
             port.send(_commands.encode(commands))
 
 
-def serve(config: Config) -> None:
+def serve(config: Config, sources: ConfigSources | None = None) -> None:
     """Serve until a termination signal, then until streams have ended or the grace time is over.
+
+    Args:
+        config: Validated.
+        sources: Where it was read from, to read it again while the router runs; `None`: it cannot be.
 
     Raises:
         ConfigError: An address cannot be bound, a file cannot be read, or the policy is not known; `preflight.check`
@@ -90,7 +94,7 @@ def serve(config: Config) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
     with tempfile.TemporaryDirectory(prefix="warmfront-") as folder:
-        command, socket = _control(config, Path(folder))
+        command, socket = _control(config, sources, Path(folder))
         port = core.Port(core_config(config, control_command=command, control_socket=socket))
         router = open_router(config.router, LiveIndex(port), meter=LiveMeter(port))
         # Start-up objects live as long as the process, and a step leaves no cycles: the collector has little to find
@@ -101,10 +105,17 @@ def serve(config: Config) -> None:
         drive(port, router)
 
 
-def _control(config: Config, folder: Path) -> tuple[list[str], str]:
+def _control(config: Config, sources: ConfigSources | None, folder: Path) -> tuple[list[str], str]:
     """Write what the control process needs into a private folder; return its command line and its socket."""
-    path = folder / "config.json"
-    path.touch(mode=0o600)
-    path.write_bytes(msgspec.json.encode(config))
     socket = str(folder / "control.sock")
-    return [sys.executable, "-m", "warmfront.control", "--config", str(path), "--socket", socket], socket
+    command = [sys.executable, "-m", "warmfront.control", "--socket", socket]
+    command += ["--config", _write(folder / "config.json", config)]
+    if sources is not None:
+        command += ["--sources", _write(folder / "sources.json", sources)]
+    return command, socket
+
+
+def _write(path: Path, content: Config | ConfigSources) -> str:
+    path.touch(mode=0o600)
+    path.write_bytes(msgspec.json.encode(content))
+    return str(path)

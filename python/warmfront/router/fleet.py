@@ -73,8 +73,6 @@ class Pool:
     """Rows whose readiness or engine load may have changed since then."""
     published_waiting: int = 0
     """Depth of the queue that was last published."""
-    departed: list[str] = field(default_factory=list)
-    """Replicas that left since then."""
     accuracy: dict[str, Accuracy] = field(default_factory=dict)
     """By replica id."""
     replicas: dict[Slot, ReplicaState] = field(default_factory=dict)
@@ -170,7 +168,6 @@ class Pool:
         fleet = self.fleet
         name = fleet.id[slot]
         if name is not None:
-            self.departed.append(name)
             self.accuracy.pop(name, None)
         fleet.id[slot], fleet.hash[slot] = None, 0
         fleet.ready[slot] = fleet.exact[slot] = False

@@ -15,12 +15,8 @@ RUNNING, QUEUED, KV_USAGE = "warmfront_engine_running", "warmfront_engine_waitin
 
 
 def publish(meter: Meter, pools: dict[str, Pool], flow: Flow) -> None:
-    """Set the gauges of every row that changed, and zero those of replicas that left."""
+    """Set the gauges of every row that changed. The core drops those of replicas that left."""
     for pool in pools.values():
-        for name in pool.departed:
-            for gauge in (REQUESTS, PREFILL_TOKENS, READY, RUNNING, QUEUED, KV_USAGE):
-                meter.set(gauge, (name,), 0.0)
-        pool.departed.clear()
         waiting = flow.depth(pool.name)
         if waiting != pool.published_waiting:
             pool.published_waiting = waiting

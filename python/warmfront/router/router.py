@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from warmfront.config import Config, RouterConfig
-from warmfront.errors import NoReplicaError, QueueTimeoutError, ShedError, UpstreamConnectError
+from warmfront.errors import ConfigError, NoReplicaError, QueueTimeoutError, ShedError, UpstreamConnectError
 from warmfront.policy.base import no_overlap
 from warmfront.policy.registry import PolicyFactory
 from warmfront.router.accuracy import Accuracy
@@ -226,15 +226,16 @@ class Router:
         self._at(event.time_s)
         try:
             config = msgspec.json.decode(event.config, type=Config).router
-        except msgspec.MsgspecError:
-            logger.exception("a changed configuration cannot be read; the one before stays in force")
+            self._decider.reconfigure(config.policy)
+        except (msgspec.MsgspecError, ConfigError):
+            logger.exception("a changed configuration cannot be used; the one before stays in force")
             self._stray("config_changed")
             return
         self._config = config
         self._flow.reconfigure(config.flow)
-        self._decider.reconfigure(config.policy)
         for pool in self._pools.values():
             pool.fleet.choices_max = config.choices_max
+            pool.fleet.priority_step = config.policy.cost.priority_step
 
     def _paced(self, event: Paced) -> None:
         self._at(event.time_s)

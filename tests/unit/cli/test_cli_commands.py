@@ -301,5 +301,36 @@ def test_a_router_that_knows_nothing_yet_says_so(admin: AdminStub) -> None:
     assert "No server has named a model yet." in run("fleet", "--admin", admin.url).output
 
 
+def test_reload_says_what_changed_and_what_needs_a_restart(admin: AdminStub) -> None:
+    admin.answer = (200, {"applied": ["fleet.servers", "front.grace_s"], "restart_needed": ["front.io_threads"]})
+    output = run("reload", "--admin", admin.url).output
+    assert output == "changed: fleet.servers, front.grace_s\nneeds a restart: front.io_threads\n"
+    assert admin.asked == [("/admin/reload", b"")]
+
+
+def test_a_configuration_that_is_refused_is_an_error(admin: AdminStub) -> None:
+    admin.answer = (400, {"error": {"message": "front.grace_s: expected > 0", "code": "invalid_body"}})
+    result = run("reload", "--admin", admin.url)
+    assert (result.exit_code, "front.grace_s: expected > 0" in result.output) == (2, True)
+
+
+def test_drain_takes_a_replica_or_the_router_out_of_service_and_back(admin: AdminStub) -> None:
+    admin.answer = (200, {"replicas": [{"id": "http://a:1#0", "draining": True, "in_flight": 3}]})
+    output = run("drain", "http://a:1#0", "--admin", admin.url).output
+    assert output == "http://a:1#0: draining, 3 requests in flight\n"
+    admin.answer = (200, {"draining": False, "connections": 2, "requests": 1})
+    output = run("drain", "--undo", "--admin", admin.url).output
+    assert output == "in service: 2 connections, 1 requests in flight\n"
+    assert [path for path, _ in admin.asked] == ["/admin/replicas/http%3A%2F%2Fa%3A1%230/drain", "/admin/undrain"]
+
+
+def test_check_looks_at_the_servers_that_discovery_finds(tmp_path: Path) -> None:
+    (tmp_path / "servers.json").write_text('["http://127.0.0.1:1"]')
+    config = tmp_path / "warmfront.yaml"
+    config.write_text(f"fleet: {{discovery: [{{type: file, path: {tmp_path / 'servers.json'}}}]}}")
+    result = run("check", "--config", str(config))
+    assert (result.exit_code, result.output) == (1, "problem: http://127.0.0.1:1: connection refused\n")
+
+
 def test_plugins_lists_groups() -> None:
     assert run("plugins").exit_code == 0

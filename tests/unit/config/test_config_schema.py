@@ -12,6 +12,7 @@ FIELDS = [field for section in config_schema.sections() for field in section.fie
 
 UNIT_SUFFIXES = ("_s", "_s_max", "_bytes", "_bytes_max", "_max")
 PLAIN_NUMBERS = {
+    "port": "a number of TCP",
     "io_threads": "counts are plural nouns",
     "compute_threads": "counts are plural nouns",
     "idle_connections_per_server": "counts are plural nouns",

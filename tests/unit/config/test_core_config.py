@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 from warmfront.config import Config, core_config
 from warmfront.obs.catalog import METRICS
 
@@ -53,3 +54,17 @@ def test_the_catalogue_and_the_control_process_are_in_it() -> None:
 def test_whole_numbers_given_for_seconds_reach_rust_as_numbers_it_takes() -> None:
     config = msgspec.convert({"front": {"grace_s": 5}}, Config)
     assert b'"grace_s":5.0' in core_config(config)
+
+
+def test_connections_are_taken_for_a_while_after_the_signal_in_kubernetes(monkeypatch: pytest.MonkeyPatch) -> None:
+    def settle_s(**front: float) -> float:
+        tree = msgspec.json.decode(core_config(msgspec.convert({"front": front}, Config)))
+        return float(tree["front"]["settle_s"])
+
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    assert settle_s() == 0.0
+    assert settle_s(settle_s=2.0) == 2.0
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+    assert settle_s() == 5.0
+    assert settle_s(grace_s=1.0) == 1.0, "a part of the grace time"
+    assert settle_s(settle_s=0.0) == 0.0

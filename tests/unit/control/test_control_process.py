@@ -6,6 +6,7 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
+import aiohttp
 import msgspec
 import pytest
 from conftest import FakeCore, RecordedEngine, until
@@ -77,10 +78,28 @@ async def test_without_a_core_it_ends_with_one_clear_line(launch: Launch, tmp_pa
     assert "cannot connect to" in line["message"]
 
 
-async def test_an_admin_address_in_use_is_one_clear_line(
+async def test_an_admin_address_in_use_is_said_once_and_taken_when_it_is_free(
     core: FakeCore, engine: RecordedEngine, launch: Launch
 ) -> None:
-    process = await launch(admin=engine.url.removeprefix("http://"))
-    assert await ended(process) == 1
+    taken = await asyncio.start_server(lambda reader, writer: writer.close(), "127.0.0.1", 0)
+    address = "{}:{}".format(*taken.sockets[0].getsockname())
+    process = await launch(engine.url, admin=address)
+    await until(lambda: core.updates and core.updates[-1]["pools"], "the fleet reported without an admin API")
+    taken.close()
+    await taken.wait_closed()
+    await until_answered(f"http://{address}/health")
+    process.terminate()
+    assert await ended(process) == 0
     assert process.stderr is not None
-    assert b"control.admin_listen: cannot bind" in await process.stderr.read()
+    assert (await process.stderr.read()).count(b"control.admin_listen: cannot bind") == 1
+
+
+async def until_answered(url: str) -> None:
+    async with aiohttp.ClientSession() as http, asyncio.timeout(10.0):
+        while True:
+            try:
+                async with http.get(url) as answer:
+                    assert answer.status == 200
+                    return
+            except aiohttp.ClientConnectorError:
+                await asyncio.sleep(0.02)

@@ -3,7 +3,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from warmfront.config import Config, ControlConfig, FleetConfig, ServerConfig
 from warmfront.control.discovery.static import StaticDiscovery
 from warmfront.control.fleet import FleetKeeper, is_tokenizer
 from warmfront.control.verify import RENDER, NotLoadedError, OpenTokenizer, Prompt
-from warmfront.types import FleetUpdate, TemplateOptions
+from warmfront.types import FleetUpdate, SourceState, TemplateOptions
 
 Start = Callable[[], Awaitable[RecordedEngine]]
 CONTROL = ControlConfig(probe_interval_s=0.02, probe_timeout_s=1.0, unready_after=2)
@@ -121,15 +121,16 @@ async def test_versions_grow_from_update_to_update(engine_server: Start, run: Ru
 class Changing:
     """A discovery source whose list the test changes."""
 
-    name = "test"
-
     def __init__(self, servers: list[ServerConfig]) -> None:
         self.queue: asyncio.Queue[list[ServerConfig]] = asyncio.Queue()
         self.queue.put_nowait(servers)
 
-    async def servers(self) -> AsyncIterator[list[ServerConfig]]:
+    async def servers(self) -> AsyncGenerator[list[ServerConfig]]:
         while True:
             yield await self.queue.get()
+
+    def states(self) -> list[SourceState]:
+        return []
 
 
 async def test_servers_come_and_go_with_discovery(engine_server: Start, run: Run) -> None:
@@ -142,6 +143,49 @@ async def test_servers_come_and_go_with_discovery(engine_server: Start, run: Run
     asked = len(first.asked)
     await until(lambda: len(second.asked) > 20)
     assert len(first.asked) <= asked + 5, "a server that is gone is not asked any more"
+
+
+@pytest.mark.bug(183)
+async def test_a_server_that_leaves_is_gone_while_others_take_their_time_to_answer(
+    engine_server: Start, run: Run
+) -> None:
+    leaving, slow = await engine_server(), await engine_server()
+    source = Changing([ServerConfig(url=leaving.url), ServerConfig(url=slow.url)])
+    running = run(discovery=source)
+    await until(lambda: running.updates and sorted(running.ready()) == sorted([leaving.url, slow.url]))
+    slow.hold = asyncio.Event()
+    asked = len(slow.asked)
+    await until(lambda: len(slow.asked) > asked, "a question that is not answered")
+    source.queue.put_nowait([ServerConfig(url=slow.url)])
+    await until(lambda: [pool.replicas[0].id for pool in running.last.pools] == [slow.url])
+    assert slow.hold.is_set() is False
+
+
+@pytest.mark.bug(130)
+async def test_another_server_behind_the_same_address_is_another_server(engine_server: Start, run: Run) -> None:
+    engine = await engine_server()
+    source = Changing([ServerConfig(url=engine.url, id="pod-1")])
+    running = run(discovery=source)
+    await until(lambda: running.updates and running.ready() == [engine.url])
+    before = running.last.pools[0].replicas[0].incarnation
+    source.queue.put_nowait([ServerConfig(url=engine.url, id="pod-2")])
+    await until(lambda: running.ready() and running.last.pools[0].replicas[0].incarnation != before)
+    source.queue.put_nowait([ServerConfig(url=engine.url, id="pod-1")])
+    await until(lambda: running.ready() and running.last.pools[0].replicas[0].incarnation == before)
+
+
+async def test_a_drained_server_that_left_and_came_back_takes_requests(engine_server: Start, run: Run) -> None:
+    engine, other = await engine_server(), await engine_server()
+    both = [ServerConfig(url=engine.url), ServerConfig(url=other.url)]
+    source = Changing(both)
+    running = run(discovery=source)
+    await until(lambda: running.updates and len(running.ready()) == 2)
+    running.keeper.drain([engine.url], is_draining=True)
+    await until(lambda: running.ready() == [other.url])
+    source.queue.put_nowait(both[1:])
+    await until(lambda: len(running.last.pools[0].replicas) == 1)
+    source.queue.put_nowait(both)
+    await until(lambda: len(running.ready()) == 2)
 
 
 def opener(prompt: Prompt, refusals: int = 0) -> OpenTokenizer:

@@ -328,8 +328,8 @@ def test_a_limit_holds_for_the_pool_except_where_more_were_seen_to_run() -> None
 
 @pytest.mark.parametrize(
     ("running", "waiting", "kv_usage"),
-    [((5, 9, 4, 9, 6, 9), 3, 0.4), ((64,) * 6, 0, 0.4), ((64,) * 6, 3, 0.97)],
-    ids=["a long prefill", "nobody waits", "no memory"],
+    [((5, 9, 4, 9, 6, 9), 3, 0.4), ((64,) * 6, 0, 0.4), ((64,) * 6, 3, 0.97), ((0,) * 6, 3, 0.4)],
+    ids=["a long prefill", "nobody waits", "no memory", "none has begun"],
 )
 def test_other_reasons_to_wait_are_no_limit(running: tuple[int, ...], waiting: int, kv_usage: float) -> None:
     made = sequences()

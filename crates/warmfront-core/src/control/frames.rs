@@ -86,6 +86,11 @@ pub(super) fn answer(id: u64, status: u16, body: &[u8]) -> Vec<u8> {
     frame.text("body").bytes(body).end()
 }
 
+/// `{"type": "reload"}`: read the configuration again.
+pub(super) fn reload() -> Vec<u8> {
+    Frame::of("reload", 1).end()
+}
+
 /// `{"type": "stop"}`
 pub(super) fn stop() -> Vec<u8> {
     Frame::of("stop", 1).end()

@@ -14,6 +14,7 @@ struct Bench {
     path: PathBuf,
     updates: watch::Receiver<FleetUpdate>,
     states: watch::Sender<Bytes>,
+    reloads: Arc<Notify>,
     task: tokio::task::JoinHandle<()>,
     _directory: tempfile::TempDir,
 }
@@ -26,9 +27,10 @@ fn bench() -> Bench {
         Box::pin(async move { (200, Bytes::from(format!("{} at {}", question.question, question.path))) })
     });
     let control = Control::bind(path.to_str().unwrap(), "127.0.0.1:8080", sender, answerer).unwrap();
+    let reloads = Arc::<Notify>::default();
     let (states, receiver) = watch::channel(Bytes::from(rmp_serde::to_vec_named(&json!({"version": 1})).unwrap()));
-    let task = tokio::spawn(control.run(receiver));
-    Bench { path, updates, states, task, _directory: directory }
+    let task = tokio::spawn(control.run(receiver, Arc::clone(&reloads)));
+    Bench { path, updates, states, reloads, task, _directory: directory }
 }
 
 /// A frame as the control process reads it.
@@ -72,7 +74,7 @@ async fn a_fleet_arrives_and_states_go_back() {
     let mut stream = greeted(&bench).await;
     let replica = ReplicaUpdate { id: "http://a".into(), ready: true, ..ReplicaUpdate::default() };
     let pool = PoolUpdate { name: "m".into(), replicas: vec![replica], ..PoolUpdate::default() };
-    let update = FleetUpdate { version: 7, pools: vec![pool], degraded: vec![] };
+    let update = FleetUpdate { version: 7, pools: vec![pool], ..FleetUpdate::default() };
     send(&mut stream, &FleetMessage { r#type: "fleet", update: update.clone() }).await;
     tokio::time::timeout(DEADLINE, bench.updates.changed()).await.unwrap().unwrap();
     assert_eq!(*bench.updates.borrow(), update);
@@ -129,4 +131,18 @@ async fn the_socket_file_of_a_dead_process_is_replaced_and_ours_is_removed_at_th
     let (sender, _updates) = watch::channel(FleetUpdate::default());
     let answerer: Arc<Answerer> = Arc::new(|_| Box::pin(async { (200, Bytes::new()) }));
     assert!(Control::bind(bench.path.to_str().unwrap(), "x", sender, answerer).is_ok());
+}
+
+#[tokio::test]
+async fn a_reload_asked_for_while_nobody_is_connected_reaches_the_next_control_process_once() {
+    let bench = bench();
+    bench.reloads.notify_one();
+    let mut stream = UnixStream::connect(&bench.path).await.unwrap();
+    let mut kinds = vec![];
+    for _ in 0..3 {
+        kinds.push(receive(&mut stream).await.r#type);
+    }
+    kinds.sort();
+    assert_eq!(kinds, ["hello", "reload", "state"]);
+    greeted(&bench).await;
 }

@@ -5,7 +5,7 @@
 //! until one is there its pool is `loading` and already follows events. Runs on the single-threaded background runtime:
 //! a subscription that was aborted there is never polled again, so nothing reaches a slot after it was freed.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,7 +17,7 @@ use tokio::time::MissedTickBehavior;
 
 use super::pool::LivePool;
 use super::view::{FleetView, Pool, Tokens};
-use super::{FleetState, FleetUpdate, PoolUpdate, Replica, TemplateOptions};
+use super::{FleetState, FleetUpdate, PoolUpdate, Replica, SourceState, TemplateOptions};
 use crate::clock::Clock;
 use crate::config::{IndexConfig, KvConfig};
 use crate::meter::Meter;
@@ -29,6 +29,8 @@ const TELL_INTERVAL: Duration = Duration::from_millis(500);
 const SETTLE: Duration = Duration::from_millis(20);
 /// How often one replica's unconfirmed predictions are said again while they go on.
 const MISMATCH_WARNING_INTERVAL_S: f64 = 60.0;
+/// Ticks between two looks for series of replicas that are gone: a stream that outlives its replica may write some.
+const TICKS_PER_SWEEP: u32 = 20;
 
 /// What pools need to work.
 #[derive(Clone)]
@@ -57,6 +59,8 @@ pub struct Fleet {
     pools: BTreeMap<String, LivePool>,
     version: u64,
     degraded: Vec<String>,
+    sources: Vec<SourceState>,
+    ticks: u32,
     loading: JoinSet<Loaded>,
     told: Option<FleetState>,
     updated_s: f64,
@@ -93,6 +97,8 @@ impl Fleet {
             pools: BTreeMap::new(),
             version: 0,
             degraded: Vec::new(),
+            sources: Vec::new(),
+            ticks: 0,
             loading: JoinSet::new(),
             told: None,
             updated_s,
@@ -122,6 +128,10 @@ impl Fleet {
                     self.reconcile();
                 }
                 _ = ticks.tick() => {
+                    self.ticks = self.ticks.wrapping_add(1);
+                    if self.ticks.is_multiple_of(TICKS_PER_SWEEP) {
+                        self.sweep();
+                    }
                     self.measure();
                     self.tell_if_new();
                 }
@@ -133,6 +143,8 @@ impl Fleet {
         self.updated_s = self.means.clock.now_s();
         self.version = update.version;
         self.degraded = update.degraded;
+        self.sources = update.sources;
+        let before = (self.pools.len(), self.replicas());
         self.pools.retain(|name, _| update.pools.iter().any(|pool| pool.name == *name));
         let lives = |id: &String| update.pools.iter().any(|pool| pool.replicas.iter().any(|replica| replica.id == *id));
         self.unconfirmed.retain(|id, _| lives(id));
@@ -140,6 +152,26 @@ impl Fleet {
             self.update_pool(pool);
         }
         self.reconcile();
+        if before != (self.pools.len(), self.replicas()) {
+            self.sweep();
+        }
+    }
+
+    fn replicas(&self) -> usize {
+        self.pools.values().map(|live| live.update.replicas.len()).sum()
+    }
+
+    /// Drops the series of everything that is not in the fleet any more. Level-triggered, as the fleet itself is: who
+    /// wrote a series, and whether before or after its replica left, makes no difference.
+    fn sweep(&self) {
+        let meter = &self.means.meter;
+        let updates = || self.pools.values().flat_map(|live| &live.update.replicas);
+        let replicas = updates().flat_map(|replica| [replica.id.as_str(), replica.url.as_str()]).collect();
+        meter.retain("replica", &replicas);
+        let pools: HashSet<&str> = self.pools.keys().map(String::as_str).collect();
+        meter.retain("pool", &pools);
+        let sources: HashSet<&str> = self.sources.iter().map(|source| source.name.as_str()).collect();
+        meter.retain("source", &sources);
     }
 
     fn update_pool(&mut self, update: PoolUpdate) {
@@ -226,10 +258,24 @@ impl Fleet {
         meter.set("warmfront_approximate_pools", &[], approximate as f64);
         meter.set("warmfront_fleet_age_seconds", &[], self.means.clock.now_s() - self.updated_s);
         self.measure_segments();
+        self.measure_sources();
         for pool in &view.pools {
             self.measure_index(pool);
             for replica in pool.occupied() {
                 self.compare_predictions(pool, replica);
+            }
+        }
+    }
+
+    fn measure_sources(&self) {
+        let meter = &self.means.meter;
+        for source in &self.sources {
+            let labels = [source.name.as_str()];
+            meter.set("warmfront_discovery_up", &labels, f64::from(u8::from(source.error.is_none())));
+            meter.set("warmfront_discovery_servers", &labels, source.servers as f64);
+            if let Some(age_s) = source.age_s {
+                let since_s = self.means.clock.now_s() - self.updated_s;
+                meter.set("warmfront_discovery_age_seconds", &labels, age_s + since_s);
             }
         }
     }

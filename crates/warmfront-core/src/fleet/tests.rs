@@ -73,7 +73,7 @@ impl Bench {
             replicas,
             ..PoolUpdate::default()
         };
-        self.updates.send_replace(FleetUpdate { version, pools: vec![pool], degraded: vec![] });
+        self.updates.send_replace(FleetUpdate { version, pools: vec![pool], ..FleetUpdate::default() });
         self.state(|state| state.version == version).await.pools.remove(0)
     }
 

@@ -17,10 +17,12 @@ mod relay;
 pub mod request;
 mod routes;
 mod sse;
+mod stop;
 mod tls;
 mod upstream;
 mod watched;
 
-pub use front::{Stop, serve};
+pub use front::{Fronts, serve};
 pub use prepare::{Ask, Prepared, Preparer, Refusal};
 pub use proxy::Front;
+pub use stop::Stop;

@@ -46,6 +46,11 @@ pub(crate) fn ready(fleet: &FleetView) -> Response<Reply> {
     answer::json(if is_ready { 200 } else { 503 }, body.to_string())
 }
 
+/// `/ready` while this process takes leave: load balancers look elsewhere.
+pub(crate) fn draining() -> Response<Reply> {
+    answer::json(503, json!({"ready": false, "draining": true}).to_string())
+}
+
 fn pool_state(pool: &Pool) -> Value {
     let replicas: Vec<_> = pool.occupied().collect();
     let (mut live, mut stale, mut none) = (0, 0, 0);

@@ -44,15 +44,15 @@ const DECISIONS_MAX: usize = 3;
 /// What a client is told to wait when a queue of ours is full.
 const OVERLOAD_PAUSE_S: f64 = 1.0;
 
-/// What the front works with. One for the process.
+/// What the front works with. One for each configuration that was in force: a request ends under the one it began with.
 #[derive(Debug)]
 pub struct Front {
     pub(super) config: FrontConfig,
     pub(super) metrics: Arc<Metrics>,
-    pub(super) upstream: Upstream,
-    pub(super) access: Access,
+    pub(super) upstream: Arc<Upstream>,
+    pub(super) access: Arc<Access>,
     /// `None`: clients speak plain HTTP.
-    pub(super) tls: Option<ServerTls>,
+    pub(super) tls: Option<Arc<ServerTls>>,
     fleet: Arc<ArcSwap<FleetView>>,
     mailbox: Arc<Mailbox>,
     requests: Arc<RequestTable>,
@@ -72,9 +72,9 @@ impl Front {
         preparer: Arc<Preparer>,
         metrics: Arc<Metrics>,
     ) -> Result<Self, CoreError> {
-        let upstream = Upstream::new(upstream, Arc::clone(&metrics));
-        let access = Access::new(&config)?;
-        let tls = config.tls.as_ref().map(ServerTls::new).transpose()?;
+        let upstream = Arc::new(Upstream::new(upstream, Arc::clone(&metrics)));
+        let access = Arc::new(Access::new(&config)?);
+        let tls = config.tls.as_ref().map(ServerTls::new).transpose()?.map(Arc::new);
         let id_seed = RandomState::new();
         Ok(Self { config, metrics, upstream, access, tls, fleet, mailbox, requests, preparer, id_seed })
     }
@@ -90,6 +90,33 @@ impl Front {
         if let Some(tls) = &self.tls {
             tls.refresh();
         }
+    }
+
+    /// The same front under another configuration. Connections to engines stay open unless theirs is another one too; who
+    /// may come in and with which certificates stays as it was at the start.
+    #[must_use]
+    pub fn reconfigured(&self, config: FrontConfig, upstream: UpstreamConfig) -> Self {
+        let upstream = if *self.upstream.config() == upstream {
+            Arc::clone(&self.upstream)
+        } else {
+            Arc::new(Upstream::new(upstream, Arc::clone(&self.metrics)))
+        };
+        Self {
+            config,
+            metrics: Arc::clone(&self.metrics),
+            upstream,
+            access: Arc::clone(&self.access),
+            tls: self.tls.clone(),
+            fleet: Arc::clone(&self.fleet),
+            mailbox: Arc::clone(&self.mailbox),
+            requests: Arc::clone(&self.requests),
+            preparer: Arc::clone(&self.preparer),
+            id_seed: self.id_seed.clone(),
+        }
+    }
+
+    pub fn config(&self) -> &FrontConfig {
+        &self.config
     }
 
     pub(super) fn mailbox(&self) -> &Arc<Mailbox> {

@@ -86,6 +86,10 @@ pub(crate) fn find(path: &str) -> Option<Found> {
     }
 }
 
+pub(crate) fn is_ready(path: &str) -> bool {
+    find(path).is_some_and(|found| found.target == Target::Ready)
+}
+
 pub(crate) fn canonical(path: &str) -> &str {
     if path.len() > 1 { path.strip_suffix('/').unwrap_or(path) } else { path }
 }

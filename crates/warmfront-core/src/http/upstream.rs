@@ -123,6 +123,10 @@ impl Upstream {
         Self { config, metrics, tls: Arc::default(), servers: Mutex::default() }
     }
 
+    pub(crate) fn config(&self) -> &UpstreamConfig {
+        &self.config
+    }
+
     /// Sends `request` to the server at `authority` (`host:port`) and waits for the header of its answer. `tls`: how to
     /// speak TLS with it, if at all.
     ///

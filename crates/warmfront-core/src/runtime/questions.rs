@@ -10,7 +10,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use serde::Deserialize;
 
-use super::Shared;
+use super::{Shared, change};
 use crate::control::{Answerer, Question, Reply};
 use crate::fleet::{FleetView, TemplateOptions};
 use crate::http::Ask;
@@ -36,7 +36,13 @@ pub(super) fn answerer(shared: &Arc<Shared>) -> Arc<Answerer> {
                 Some(shared) if question.question == "tokens" => {
                     tokens(&shared.view.load(), Endpoint::of(&question.path), &question.payload)
                 }
-                Some(shared) => ask(&shared, question).await,
+                Some(shared) => match question.question.as_str() {
+                    "drain" => change::drain(&shared, true),
+                    "undrain" => change::drain(&shared, false),
+                    "reload" => change::reload(&shared, &question.payload),
+                    "reload_refused" => change::reload_refused(&shared),
+                    _ => ask(&shared, question).await,
+                },
                 None => failure(503, "the router is stopping"),
             }
         })
@@ -95,7 +101,7 @@ async fn ask(shared: &Shared, question: Question) -> Reply {
     reply
 }
 
-fn failure(status: u16, message: &str) -> Reply {
+pub(super) fn failure(status: u16, message: &str) -> Reply {
     (status, serde_json::json!({"error": {"message": message}}).to_string().into())
 }
 

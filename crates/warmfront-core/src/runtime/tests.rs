@@ -17,6 +17,7 @@ fn config(listen: &str, socket: &str, command: &[&str]) -> CoreConfig {
             "listen": listen, "io_threads": 1, "compute_threads": 1, "body_bytes_max": 1 << 20,
             "header_bytes_max": 65536, "headers_max": 128, "header_timeout_s": 10, "body_timeout_s": 10,
             "idle_timeout_s": 10, "write_timeout_s": 10, "connections_max": 64, "expose_headers": true, "grace_s": 5,
+            "settle_s": 0, "handover": null, "handover_timeout_s": 5,
             "tls": null, "keys_file": null, "metrics_without_key": false, "forward_authorization": "auto",
             "trusted_networks": null, "trusted_secret_file": null, "headers": {"remove": [], "allow": null},
             "streams_per_client_max": 100
@@ -143,4 +144,77 @@ fn a_thread_that_panics_ends_the_process_instead_of_leaving_it_deaf() {
     drain(&service);
     assert!(service.has_panicked());
     service.join();
+}
+
+fn with_handover(listen: &str, control: &Path, handover: &Path) -> CoreConfig {
+    let mut config = config(listen, control.to_str().unwrap(), &[]);
+    config.front.handover = Some(handover.to_str().unwrap().to_owned());
+    config
+}
+
+/// Tells a process of a fleet with one ready replica; the link must stay open.
+fn make_ready(socket: &Path) -> UnixStream {
+    let mut link = UnixStream::connect(socket).unwrap();
+    let replica = json!({"id": "http://127.0.0.1:9", "url": "http://127.0.0.1:9", "engine": "vllm", "ready": true,
+                         "rank": null, "block_size": 16, "capacity_tokens": 1024, "events": null});
+    let pool = json!({"name": "m", "models": {"m": null}, "tokenizer": null, "replicas": [replica]});
+    let update = json!({"type": "fleet", "update": {"version": 1, "pools": [pool]}});
+    let update = rmp_serde::to_vec_named(&update).unwrap();
+    link.write_all(&(update.len() as u32).to_be_bytes()).unwrap();
+    link.write_all(&update).unwrap();
+    link
+}
+
+#[test]
+fn the_next_process_takes_the_socket_when_it_is_ready_and_the_one_before_ends() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = |name: &str| directory.path().join(name);
+    let handover = path("handover.sock");
+    let first = Service::start(with_handover("127.0.0.1:0", &path("1.sock"), &handover)).unwrap();
+    wait("the offer", || handover.exists());
+    let address = first.address();
+    let second = Service::start(with_handover(&address.to_string(), &path("2.sock"), &handover)).unwrap();
+    assert_eq!(second.address(), address);
+    assert!(get(address, "/health").starts_with("HTTP/1.1 200"), "the first still serves");
+    assert!(!first.shared.stop.is_set());
+    let _link = make_ready(&path("2.sock"));
+    assert!(contains(&drain(&first), "stopping"));
+    first.join();
+    assert!(get(address, "/ready").starts_with("HTTP/1.1 200"), "the second serves at the same socket");
+    wait("the next offer", || handover.exists());
+    second.stop();
+    drain(&second);
+    second.join();
+    assert!(!handover.exists());
+    assert!(TcpStream::connect(address).is_err());
+}
+
+#[test]
+fn a_process_that_does_not_become_ready_ends_and_the_one_before_serves_on() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = |name: &str| directory.path().join(name);
+    let handover = path("handover.sock");
+    let first = Service::start(with_handover("127.0.0.1:0", &path("1.sock"), &handover)).unwrap();
+    wait("the offer", || handover.exists());
+    let mut late = with_handover(&first.address().to_string(), &path("2.sock"), &handover);
+    late.front.handover_timeout_s = 0.05;
+    let late = Service::start(late).unwrap();
+    drain(&late);
+    assert!(late.failure().unwrap().contains("the process before stays in charge"));
+    late.join();
+    drop(late);
+    assert!(handover.exists(), "the offer of the first is still there");
+    assert!(get(first.address(), "/health").starts_with("HTTP/1.1 200"));
+}
+
+#[test]
+fn a_socket_at_another_address_is_refused_with_both_named() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = |name: &str| directory.path().join(name);
+    let handover = path("handover.sock");
+    let first = Service::start(with_handover("127.0.0.1:0", &path("1.sock"), &handover)).unwrap();
+    wait("the offer", || handover.exists());
+    let error = Service::start(with_handover("127.0.0.1:1", &path("2.sock"), &handover)).err().unwrap();
+    let words = error.to_string();
+    assert!(words.contains("127.0.0.1:1") && words.contains(&first.address().to_string()), "{words}");
 }

@@ -18,7 +18,7 @@ use warmfront_core::config::{
     ForwardAuthorization, FrontConfig, HeaderRules, IndexConfig, MetricConfig, MetricKind, QueueConfig, UpstreamConfig,
 };
 use warmfront_core::fleet::{EventState, FleetView, Pool, Replica, ReplicaUpdate, Tokens};
-use warmfront_core::http::{Front, Preparer, Stop, serve};
+use warmfront_core::http::{Front, Fronts, Preparer, Stop, serve};
 use warmfront_core::index::Feed;
 use warmfront_core::mailbox::{Mailbox, Received};
 use warmfront_core::metrics::Metrics;
@@ -223,6 +223,9 @@ impl Options {
                 trusted_secret_file: None,
                 headers: HeaderRules::default(),
                 streams_per_client_max: 1000,
+                settle_s: 0.0,
+                handover: None,
+                handover_timeout_s: 10.0,
             },
             upstream: UpstreamConfig {
                 connect_timeout_s: 2.0,
@@ -241,6 +244,7 @@ pub struct World {
     pub mailbox: Arc<Mailbox>,
     pub requests: Arc<RequestTable>,
     pub stop: Stop,
+    pub fronts: Fronts,
     pub served: JoinHandle<()>,
     events: Arc<Mutex<Vec<Vec<Value>>>>,
 }
@@ -265,10 +269,11 @@ impl World {
         )
         .expect("a front");
         let stop = Stop::default();
-        let served = tokio::spawn(serve(listener, Arc::new(front), stop.clone()));
+        let fronts = Fronts::from(Arc::new(front));
+        let served = tokio::spawn(serve(listener, fronts.clone(), stop.clone()));
         let events = Arc::default();
         decide_on_a_thread(Arc::clone(&mailbox), Arc::clone(&events), options.decide);
-        Self { address, metrics, mailbox, requests, stop, served, events }
+        Self { address, metrics, mailbox, requests, stop, fronts, served, events }
     }
 
     /// One pool, one engine.

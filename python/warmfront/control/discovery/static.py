@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 
 import msgspec
 
 from warmfront.config import FleetConfig, ServerConfig
+from warmfront.types import SourceState
+
+
+def static_servers(fleet: FleetConfig) -> list[ServerConfig]:
+    """Return `fleet.servers` with URLs that carry no trailing slash."""
+    return [msgspec.structs.replace(server, url=server.url.rstrip("/")) for server in fleet.servers]
 
 
 class StaticDiscovery:
     """Yields `fleet.servers` once."""
 
-    name = "configuration"
-
     def __init__(self, fleet: FleetConfig) -> None:
-        self._servers = [msgspec.structs.replace(server, url=server.url.rstrip("/")) for server in fleet.servers]
+        self._servers = static_servers(fleet)
 
-    async def servers(self) -> AsyncIterator[list[ServerConfig]]:
-        """Yield the servers; their URLs carry no trailing slash."""
+    async def servers(self) -> AsyncGenerator[list[ServerConfig]]:
+        """Yield the servers."""
         yield self._servers
+
+    def states(self) -> list[SourceState]:
+        """Return nothing: the configuration cannot be down."""
+        return []
