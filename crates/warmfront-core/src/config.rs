@@ -39,6 +39,8 @@ pub struct FrontConfig {
     pub connections_max: usize,
     pub expose_headers: bool,
     pub grace_s: f64,
+    /// Silence of a stream after which its client gets a comment; 0: never.
+    pub keep_alive_s: f64,
 }
 
 #[derive(Clone, Debug, Deserialize)]

@@ -8,6 +8,7 @@ use std::future::Future;
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::Poll;
 use std::time::Duration;
 
 use hyper::server::conn::http1;
@@ -27,6 +28,9 @@ const ACCEPT_FAILURES_PER_LINE: u64 = 200;
 /// Room in hyper's buffer beyond the header limit, so that an oversized header reaches us and gets a proper answer.
 const HEADER_BYTES_SLACK: usize = 8 * 1024;
 
+/// How long answers that are cut at the end of the grace time may take to say so.
+const CUT_TIME: Duration = Duration::from_secs(1);
+
 /// Tells the front to stop. Clones are one switch.
 #[derive(Clone, Debug, Default)]
 pub struct Stop(Arc<StopState>);
@@ -34,6 +38,8 @@ pub struct Stop(Arc<StopState>);
 #[derive(Debug, Default)]
 struct StopState {
     is_set: AtomicBool,
+    /// The grace time is over: answers end now.
+    is_cut: AtomicBool,
     notify: Notify,
 }
 
@@ -45,6 +51,24 @@ impl Stop {
 
     pub fn is_set(&self) -> bool {
         self.0.is_set.load(Ordering::Acquire)
+    }
+
+    /// Ends what has not ended by itself.
+    fn cut(&self) {
+        self.0.is_cut.store(true, Ordering::Release);
+        self.0.notify.notify_waiters();
+    }
+
+    fn is_cut(&self) -> bool {
+        self.0.is_cut.load(Ordering::Acquire)
+    }
+
+    async fn wait_for_cut(&self) {
+        let mut notified = pin!(self.0.notify.notified());
+        notified.as_mut().enable();
+        if !self.is_cut() {
+            notified.await; // `set` was before
+        }
     }
 
     /// Ready once stopped.
@@ -95,18 +119,21 @@ pub async fn serve(listener: TcpListener, front: Arc<Front>, stop: Stop) {
     }
     drop(listener);
     let grace = Duration::from_secs_f64(front.config.grace_s);
-    let drained = async {
-        while let Some(ended) = connections.join_next().await {
-            note_end(ended);
-        }
-    };
-    if tokio::time::timeout(grace, drained).await.is_err() {
-        tracing::warn!("{} connections were cut at the end of the grace time", connections.len());
+    if tokio::time::timeout(grace, drain(&mut connections)).await.is_err() {
+        tracing::warn!("{} connections are cut at the end of the grace time", connections.len());
+        stop.cut();
+        let _slow = tokio::time::timeout(CUT_TIME, drain(&mut connections)).await; // the rest goes without a word
     }
     connections.shutdown().await;
     open.set(0.0);
     carrier.abort();
     note_end(carrier.await);
+}
+
+async fn drain(connections: &mut JoinSet<()>) {
+    while let Some(ended) = connections.join_next().await {
+        note_end(ended);
+    }
 }
 
 fn note_end(ended: Result<(), tokio::task::JoinError>) {
@@ -129,7 +156,12 @@ async fn serve_connection(socket: TcpStream, front: Arc<Front>, stop: Stop) {
         let front = Arc::clone(&front);
         let serving = Serving::new(&busy);
         async move {
-            let mut response = proxy::answer(front, request).await;
+            let uri = request.uri().clone();
+            let mut answer = pin!(proxy::answer(front, request));
+            let answer = std::future::poll_fn(|cx| {
+                if serving.is_cut() { Poll::Ready(None) } else { answer.as_mut().poll(cx).map(Some) }
+            });
+            let mut response = answer.await.unwrap_or_else(|| proxy::shutting_down(uri.path()));
             response.body_mut().hold(serving);
             Ok::<_, Infallible>(response)
         }
@@ -142,8 +174,10 @@ async fn serve_connection(socket: TcpStream, front: Arc<Front>, stop: Stop) {
         .serve_connection(TokioIo::new(socket), service);
     let mut connection = pin!(connection);
     let mut stopped = pin!(stop.wait());
+    let mut cut = pin!(stop.wait_for_cut());
     let mut is_watching = false;
     let mut is_stopping = false;
+    let mut is_cut = false;
     let ended = std::future::poll_fn(|cx| {
         // The switch is polled once to leave our waker there; afterwards its flag is enough, once a wake-up.
         if !is_stopping && (!is_watching || stop.is_set()) {
@@ -152,6 +186,10 @@ async fn serve_connection(socket: TcpStream, front: Arc<Front>, stop: Stop) {
                 is_stopping = true;
                 connection.as_mut().graceful_shutdown();
             }
+        }
+        if is_stopping && !is_cut && cut.as_mut().poll(cx).is_ready() {
+            is_cut = true;
+            busy.cut();
         }
         connection.as_mut().poll(cx)
     })

@@ -16,6 +16,7 @@ pub mod request;
 mod routes;
 mod sse;
 mod upstream;
+mod verdict;
 
 pub use front::{Stop, serve};
 pub use prepare::{Ask, Prepared, Preparer, Refusal};
