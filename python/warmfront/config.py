@@ -60,8 +60,8 @@ class FrontConfig(Struct, frozen=True, forbid_unknown_fields=True):
     grace_s: Annotated[float, Meta(ge=0)] = 30.0
     """After a termination signal, how long streams may take to end. Kubernetes kills after 30 s by default."""
     keep_alive_s: Annotated[float, Meta(ge=0)] = 0.0
-    """Silence of a stream after which its client gets an SSE comment, for proxies that cut idle streams during long
-    prefills. 0: never, and every byte is the engine's. An answer that has begun with a comment is not tried elsewhere."""
+    """Silence of a stream after which its client gets an SSE comment, for proxies that cut idle streams in long
+    prefills. 0: never, and every byte is the engine's. A stream that began with a comment is not tried elsewhere."""
 
 
 class UpstreamConfig(Struct, frozen=True, forbid_unknown_fields=True):

@@ -152,9 +152,7 @@ class RouterMachine(RuleBasedStateMachine):
             ]
         ),
     )
-    def fail(
-        self, draw: st.DataObject, began: bool, failure: tuple[str, int | None, float | None, bool]
-    ) -> None:
+    def fail(self, draw: st.DataObject, began: bool, failure: tuple[str, int | None, float | None, bool]) -> None:
         if dispatch := self.pick(draw):
             del self.sent[dispatch.id]
             if not began:

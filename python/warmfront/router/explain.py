@@ -82,7 +82,7 @@ class ReplicaReport(Struct, frozen=True):
     url: str
     ready: bool
     standing: State
-    """Whether it gets new work, by what requests have shown: `serving`, `paused`, `slow_start`, `open` or `half_open`."""
+    """Whether it gets new work, by its requests: `serving`, `paused`, `slow_start`, `open` or `half_open`."""
     standing_reason: str
     notes: list[str]
     in_flight: int

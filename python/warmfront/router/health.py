@@ -2,9 +2,9 @@
 
 Each replica has a circuit. Failures in a row, or a large share of failures, open it: the replica gets nothing until its
 time is over, then one request of live traffic at a time, and full service again when one of them succeeds. A frozen
-engine (its streams stand still while another replica could do the work) opens it too, and any progress closes it. A
-refusal (429, 503) is no failure: the replica is left alone for as long as it asks. A replica that comes back starts with
-few requests at once.
+engine (its streams stand still while another replica could do the work) opens it too, and any progress closes it.
+A refusal (429, 503) is no failure: the replica is left alone for as long as it asks. A replica that comes back starts
+with few requests at once.
 
 What is easy to get wrong: taking replicas away makes the others fuller. So at most a share of those that are ready is
 ever taken away, and never the last one; the rest stay in service whatever their circuit says. Nothing here has a clock:
@@ -225,7 +225,7 @@ class Health:
 
     @property
     def watches(self) -> bool:
-        """Whether any replica is not in full service, so that `admitted` may change with time and with each dispatch."""
+        """Whether any replica is not in full service: `admitted` may change with time and with each dispatch."""
         return bool(self._watched)
 
     def admitted(self, in_flight: Sequence[int], now_s: float) -> list[Slot]:
@@ -236,8 +236,8 @@ class Health:
             now_s: Present.
 
         Returns:
-            All but at most `ejected_share_max` of the ready rows, and one at least. Rows in slow start that have as much
-            in flight as they may rest too, while another one is there. Ascending.
+            All but at most `ejected_share_max` of the ready rows, and one at least. Rows in slow start that have as
+            much in flight as they may rest too, while another one is there. Ascending.
         """
         ready = self._ready
         if not self._watched:

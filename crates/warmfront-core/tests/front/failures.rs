@@ -300,7 +300,7 @@ async fn a_silent_stream_is_kept_alive_by_comments_between_its_events() {
     engine.write_all(&chunk(":1}\n\n")).await.unwrap();
     let text = client.until(":1}").await;
     assert_eq!(text.matches(": keep-alive").count(), so_far, "no comment cuts an event: {text}");
-    client.until(":1}\n\n\r\ne\r\n: keep-alive").await; // in a chunk of its own
+    client.until(":1}\n\n\r\nE\r\n: keep-alive").await; // in a chunk of its own
     engine.write_all(&chunk(DONE)).await.unwrap();
     engine.write_all(b"0\r\n\r\n").await.unwrap();
     let answer = client.answer().await;
