@@ -77,14 +77,14 @@ def engine_at(engines: list[EmbeddedEngine], url: str | None) -> EmbeddedEngine:
     return next(engine for engine in engines if engine.url == url)
 
 
-OPEN_STREAMS: list[tuple[str, dict[str, Any], Callable[[bytes], Any]]] = [
-    (COMPLETIONS, {"prompt": QUESTION, "max_tokens": 2000}, lambda data: data["error"]["code"]),
+OPEN_STREAMS: list[tuple[str, dict[str, Any], Callable[[Any], str]]] = [
+    (COMPLETIONS, {"prompt": QUESTION, "max_tokens": 2000}, lambda data: str(data["error"]["code"])),
     (
         "/v1/chat/completions",
         {"messages": [{"role": "user", "content": QUESTION}], "max_tokens": 2000},
-        lambda data: data["error"]["code"],
+        lambda data: str(data["error"]["code"]),
     ),
-    ("/v1/responses", {"input": QUESTION, "max_output_tokens": 2000}, lambda data: data["code"]),
+    ("/v1/responses", {"input": QUESTION, "max_output_tokens": 2000}, lambda data: str(data["code"])),
     (
         "/v1/messages",
         {"messages": [{"role": "user", "content": QUESTION}], "max_tokens": 2000},

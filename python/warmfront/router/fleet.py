@@ -99,11 +99,13 @@ class Pool:
     """Weights of our requests in flight, by slot."""
 
     @classmethod
-    def create(cls, name: str, *, config: CostConfig, health: HealthConfig, seed: int, choices_max: int) -> Pool:
+    def create(
+        cls, name: str, *, config: CostConfig, health: HealthConfig | None = None, seed: int, choices_max: int
+    ) -> Pool:
         """Make an empty pool whose random numbers depend on the seed and its name only."""
         fleet = Fleet(name, rng=Random(f"{seed}:{name}"), learned=Learned(config), adapters=Adapters(config))
         fleet.choices_max, fleet.priority_step = choices_max, config.priority_step
-        return cls(name, fleet, Health(health))
+        return cls(name, fleet, Health(health or HealthConfig()))
 
     # -- who is there
 

@@ -309,7 +309,8 @@ class Health:
     def _pass_time(self, now_s: float) -> None:
         for slot in list(self._watched):
             vitals = self._vitals[slot]
-            if vitals.circuit == "open" and now_s >= vitals.until_s:
+            awaits_progress = vitals.reason == FROZEN and vitals.streams > 0  # they tell; nobody else need wait there
+            if vitals.circuit == "open" and now_s >= vitals.until_s and not awaits_progress:
                 vitals.circuit = "half_open"
                 vitals.progress_s = now_s
             if self.verdict(slot, now_s) is SERVING:

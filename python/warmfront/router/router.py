@@ -256,8 +256,11 @@ class Router:
         self._fleet_version = event.fleet.version
         present = {state.name for state in event.fleet.pools}
         for name in [name for name in self._pools if name not in present]:
-            self._pools.pop(name).leave_all()
+            gone = self._pools.pop(name)
+            gone.leave_all()
             self._decider.forget(name)
+            if gone.health.has_news:
+                self._refusals.append(Standing(name, []))
         for state in event.fleet.pools:
             if state.name not in self._pools:
                 policy = self._config.policy
@@ -457,7 +460,7 @@ class Router:
             self._meter.count("warmfront_circuit_opens_total", (pool.fleet.id[slot] or "", reason), 1)
         pool.health.opens.clear()
         limited = pool.health.limited(self._now_s)
-        rows = [(slot, verdict.state, verdict.reason) for slot, verdict in limited.items()]
+        rows: list[tuple[Slot, str, str]] = [(slot, state, reason) for slot, (state, reason) in limited.items()]
         commands.append(Standing(pool.name, rows))
 
     def _tell_starvation(self, pool: Pool) -> None:

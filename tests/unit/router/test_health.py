@@ -7,7 +7,20 @@ from typing import Any
 import pytest
 from support.routing import World, codes, replica
 from warmfront.config import HealthConfig, PolicyConfig, RetryConfig, RouterConfig
-from warmfront.types import Deliver, Dispatch, Failed, Finished, FirstToken, Moved, Paced, Slot, Standing, Tick, Usage
+from warmfront.types import (
+    Cancelled,
+    Deliver,
+    Dispatch,
+    Failed,
+    Finished,
+    FirstToken,
+    Moved,
+    Paced,
+    Slot,
+    Standing,
+    Tick,
+    Usage,
+)
 
 HEALTH = HealthConfig(failures_in_a_row=3, open_s=2.0, slow_start_s=4.0, frozen_after_s=5.0)
 ROTATING = PolicyConfig(name="round_robin")
@@ -280,12 +293,22 @@ def test_an_engine_whose_streams_stand_still_is_noticed_in_seconds_and_any_token
 
 
 @pytest.mark.bug(121)
-def test_an_engine_that_never_sends_a_first_token_is_noticed() -> None:
+def test_an_engine_that_never_sends_a_first_token_is_noticed_and_nobody_else_waits_there() -> None:
     made = world(2)
     learn(made)
-    stream(made, 0)
+    stuck = stream(made, 0)
     pass_slowly(made, 5.5, moving=[])
     assert standings(made) == {0: "open", 1: "serving"}
+    pass_slowly(made, 100.0, moving=[1])
+    assert chosen(made, 6) == {1}
+    made.step(Cancelled(stuck.id, made.now_s))
+    assert chosen(made, 6) == {0, 1}, "with nothing left there only a new request can tell"
+
+
+def test_a_pool_that_goes_takes_what_was_said_of_its_replicas_with_it() -> None:
+    made = world(2)
+    failing(made, 1, 3)
+    assert made.set_fleet([replica(0)], pool="other") == [Standing("m", [])]
 
 
 def test_a_long_prefill_is_no_standstill() -> None:

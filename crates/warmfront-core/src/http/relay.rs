@@ -122,7 +122,9 @@ impl Relay {
             streams.add(1.0);
         }
         let remaining = exchange.length();
-        let keep_alive = keep_alive.filter(|_| kind == Kind::Events && remaining.is_none()).map(KeepAlive::new);
+        let keep_alive = keep_alive
+            .filter(|_| kind == Kind::Events && remaining.is_none())
+            .map(|pause| Box::new(KeepAlive::new(pause)));
         let mut relay = Self {
             exchange,
             first,
@@ -220,7 +222,7 @@ impl Relay {
         self.account.ends(End::Failed);
         let failure = Failure { error: "midstream".to_owned(), accepted: true, ..Failure::default() };
         self.flight.ends(Outcome::Failed { failure, tried: self.route.tried.clone() });
-        self.last_words(UPSTREAM_UNREACHABLE, "The engine stopped answering.")
+        Some(self.last_words(UPSTREAM_UNREACHABLE, "The engine stopped answering."))
     }
 
     /// The process stops and waits no longer.
@@ -234,24 +236,24 @@ impl Relay {
             return None;
         }
         self.account.ends(End::Cut); // the ledger hears of it as of a client that left
-        self.last_words(ROUTER_OVERLOADED, "The router is shutting down.")
+        Some(self.last_words(ROUTER_OVERLOADED, "The router is shutting down."))
     }
 
     /// Tells the client that no more comes: an event where the protocol has one, else a body without its end.
-    fn last_words(&self, face: Face, message: &str) -> Option<Result<Frame<Bytes>, Cut>> {
+    fn last_words(&self, face: Face, message: &str) -> Result<Frame<Bytes>, Cut> {
         if !matches!(self.observer.kind(), Kind::Events) || self.remaining.is_some() {
-            return Some(Err(Cut));
+            return Err(Cut);
         }
         let gap = if self.observer.is_inside_event() { "\n\n" } else { "" };
         let event = answer::error_event(self.route.shape, face, message, self.observer.events());
-        Some(Ok(Frame::data(format!("{gap}{event}").into())))
+        Ok(Frame::data(format!("{gap}{event}").into()))
     }
 }
 
 impl KeepAlive {
-    fn new(pause: Duration) -> Box<Self> {
+    fn new(pause: Duration) -> Self {
         let timer = Box::pin(tokio::time::sleep(pause));
-        Box::new(Self { pause, timer, has_sent: false })
+        Self { pause, timer, has_sent: false }
     }
 
     /// Ready when the client has heard nothing for a pause.

@@ -183,15 +183,14 @@ fn status_of(code: Option<&Value>, kind: Option<&Value>) -> u16 {
     {
         return status;
     }
-    let words = [code, kind].into_iter().flatten().filter_map(Value::as_str);
+    let mut words = [code, kind].into_iter().flatten().filter_map(Value::as_str);
     words
-        .filter_map(|word| match word {
+        .find_map(|word| match word {
             "overloaded_error" | "service_unavailable_error" | "ServiceUnavailableError" => Some(503),
             "rate_limit_error" | "rate_limit_exceeded" | "RateLimitError" => Some(429),
             "invalid_request_error" | "BadRequestError" | "invalid_prompt" => Some(400),
             _ => None,
         })
-        .next()
         .unwrap_or(500)
 }
 

@@ -16,6 +16,7 @@ async fn nobody() -> std::net::SocketAddr {
     TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap()
 }
 
+// bug 119
 #[tokio::test]
 async fn a_choice_that_refuses_the_connection_is_passed_over() {
     let engine = Engine::start(|_| Act::Say(json_reply("{}"))).await;
@@ -113,6 +114,7 @@ async fn an_answer_that_is_not_http_is_a_502_and_the_connection_serves_on() {
     }
 }
 
+// bug 99
 #[tokio::test]
 async fn an_idle_connection_that_the_engine_closed_is_not_used() {
     let (world, engine) = World::with(|_| Act::SayAndClose(json_reply("{}"))).await;
@@ -126,6 +128,7 @@ async fn an_idle_connection_that_the_engine_closed_is_not_used() {
     assert_eq!(engine.requests(), 5);
 }
 
+// bugs 54, 55
 #[tokio::test]
 async fn a_stream_whose_engine_dies_ends_with_an_error_event() {
     for (path, body, event) in [
@@ -222,6 +225,7 @@ async fn a_client_that_leaves_amid_a_stream_closes_the_engines_connection() {
     world.expect_ends(&["cancelled"]).await;
 }
 
+// bug 83
 #[tokio::test]
 async fn a_client_that_leaves_right_behind_the_end_marker_has_finished() {
     let (world, engine) = World::with(|_| {

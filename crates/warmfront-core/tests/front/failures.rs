@@ -281,6 +281,27 @@ async fn a_request_without_an_answer_at_the_end_of_the_grace_time_gets_503() {
     world.expect_ends(&["cancelled"]).await;
 }
 
+// bug 122: the time-out is for the first byte, never for the whole.
+#[tokio::test]
+async fn a_stream_that_lasts_longer_than_the_first_byte_timeout_is_not_cut() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let mut options = Options::new(&[]);
+    options.engines = vec![listener.local_addr().unwrap()];
+    options.upstream.first_byte_timeout_s = 1.0;
+    let world = World::start(options).await;
+    let mut client = world.client().await;
+    client.send(post("/v1/chat/completions", CHAT_STREAM)).await;
+    let (mut engine, _) = listener.accept().await.unwrap();
+    engine.write_all(SSE_HEAD.as_bytes()).await.unwrap();
+    engine.write_all(&chunk(HELLO)).await.unwrap();
+    client.until(HELLO).await;
+    tokio::time::sleep(Duration::from_millis(1200)).await; // the silence is what is tested
+    engine.write_all(&chunk(DONE)).await.unwrap();
+    engine.write_all(b"0\r\n\r\n").await.unwrap();
+    assert_eq!(client.answer().await.text(), format!("{HELLO}{DONE}"));
+    world.expect_ends(&["finished"]).await;
+}
+
 // bug 98
 #[tokio::test]
 async fn a_silent_stream_is_kept_alive_by_comments_between_its_events() {
