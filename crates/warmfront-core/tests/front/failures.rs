@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use serde_json::json;
-use tokio::io::AsyncWriteExt as _;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpListener;
 
 use crate::world::{
@@ -279,6 +279,31 @@ async fn a_request_without_an_answer_at_the_end_of_the_grace_time_gets_503() {
     assert_eq!((answer.status, answer.json()["error"]["type"].as_str()), (503, Some("overloaded_error")));
     assert!(answer.header("retry-after").is_some());
     world.expect_ends(&["cancelled"]).await;
+}
+
+#[tokio::test]
+async fn an_engine_that_answers_before_it_has_read_the_body_is_heard_and_its_connection_not_used_again() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let mut options = Options::new(&[]);
+    options.engines = vec![listener.local_addr().unwrap()];
+    options.front.body_bytes_max = 16 * 1024 * 1024;
+    let world = World::start(options).await;
+    let long = format!(r#"{{"model":"m","messages":[],"x":"{}"}}"#, "y".repeat(8 * 1024 * 1024));
+    for _ in 0..2 {
+        let mut client = world.client().await;
+        let sending = client.send(post("/v1/chat/completions", &long));
+        let answering = async {
+            let (mut engine, _) = listener.accept().await.unwrap(); // each time a connection of its own
+            engine.read_exact(&mut [0; 100]).await.unwrap();
+            engine.write_all(b"HTTP/1.1 413 Content Too Large\r\ncontent-length: 3\r\n\r\nbig").await.unwrap();
+            engine
+        };
+        let ((), engine) = tokio::join!(sending, answering);
+        let answer = client.answer().await;
+        assert_eq!((answer.status, answer.text()), (413, "big"));
+        drop(engine);
+    }
+    world.expect_ends(&["finished", "finished"]).await;
 }
 
 // bug 122: the time-out is for the first byte, never for the whole.
