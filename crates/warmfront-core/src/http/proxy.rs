@@ -418,7 +418,11 @@ impl Journey<'_> {
 
     fn note_failure(&self, replica: &Replica, kind: &str, words: &dyn std::fmt::Display) {
         let request_id = self.request_id.to_str().unwrap_or_default();
-        tracing::warn!(request_id, replica = replica.id, "the request failed: {words}");
+        if matches!(kind, "rejected" | "stream_rejected") {
+            tracing::debug!(request_id, replica = replica.id, "the engine has no room: {words}"); // many in an overload
+        } else {
+            tracing::warn!(request_id, replica = replica.id, "the request failed: {words}");
+        }
         self.front.metrics.inc("warmfront_upstream_failures_total", &[&replica.id, kind], 1);
     }
 
