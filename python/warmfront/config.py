@@ -117,6 +117,9 @@ class FrontConfig(Struct, frozen=True, forbid_unknown_fields=True):
     streams_per_client_max: Count = 4096
     """Requests of one key, or of one address without a key, that run at once; more are answered with 429. A trusted
     peer without a key stands for many clients and has no such limit."""
+    keep_alive_s: Annotated[float, Meta(ge=0)] = 0.0
+    """Silence of a stream after which its client gets an SSE comment, for proxies that cut idle streams in long
+    prefills. 0: never, and every byte is the engine's. A stream that began with a comment is not tried elsewhere."""
 
     def __post_init__(self) -> None:
         if self.settle_s is not None and self.settle_s > self.grace_s:
@@ -469,6 +472,52 @@ class FlowConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """How long a request may wait before it is shed. Clients usually give up after 60 s."""
 
 
+class RetryConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """Requests that an engine refused or failed before the client saw a byte."""
+
+    budget_share: Annotated[float, Meta(ge=0, le=1)] = 0.1
+    """Retries as a share of all requests: more would multiply an overload. Refused connections cost nothing."""
+    budget_min_per_s: Annotated[float, Meta(ge=0)] = 1.0
+    """Retries a second that are always allowed: a quiet fleet earns too little from its share."""
+    after_accept: bool = False
+    """Send a request elsewhere although an engine may have worked on it (500, a reset, a time-out): a prompt is then
+    perhaps computed twice, and a request with effects has them twice."""
+
+
+class HealthConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """When a replica gets no new work, judged by the requests sent to it."""
+
+    failures_in_a_row: Count = 5
+    """Failures without a success between them that open a replica's circuit. Client errors (4xx) and refusals (429,
+    503) are no failures."""
+    failure_share: Annotated[float, Meta(gt=0, le=1)] = 0.5
+    """Share of failures, over about 30 s, that opens it."""
+    failures_min: Count = 10
+    """Failures in that time before their share counts."""
+    open_s: Positive = 2.0
+    """How long a circuit stays open before one request is let through; doubles while that fails."""
+    open_s_max: Positive = 60.0
+    """Longest such time."""
+    ejected_share_max: Annotated[float, Meta(ge=0, lt=1)] = 0.5
+    """Share of a pool's ready replicas that may be taken away at once: the others have to carry their load. The last
+    one is never taken away; 0 switches ejection off."""
+    pause_s: Annotated[float, Meta(ge=0)] = 1.0
+    """How long a replica is left alone that answered 429 or 503 without `Retry-After`."""
+    pause_s_max: Annotated[float, Meta(ge=0)] = 30.0
+    """Longest `Retry-After` that is believed."""
+    slow_start_s: Positive = 10.0
+    """Time in which a replica that joins or comes back grows to its full share of requests in flight."""
+    frozen_after_s: Positive = 10.0
+    """Time without a token on any stream of a replica, while another replica could take over, after which it counts as
+    frozen. Three times that while its speed is not known."""
+    frozen_prefill_factor: Annotated[float, Meta(ge=1)] = 5.0
+    """The same as a multiple of the prefill time predicted for what it has in hand; the longer of the two counts."""
+
+    def __post_init__(self) -> None:
+        if self.open_s > self.open_s_max:
+            raise ValueError("open_s is above open_s_max")
+
+
 class RouterConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """The deciding part."""
 
@@ -478,8 +527,12 @@ class RouterConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """Requests that wait."""
     choices_max: Count = 3
     """Candidates of one dispatch: the first plus fallbacks for failed connections."""
-    retries_max: Annotated[int, Meta(ge=0)] = 1
-    """New decisions for a request whose choices could all not be reached."""
+    retries_max: Annotated[int, Meta(ge=0, le=2)] = 1
+    """New decisions for a request that no choice has answered."""
+    retries: RetryConfig = RetryConfig()
+    """What may be tried again, and how much of it."""
+    health: HealthConfig = HealthConfig()
+    """When a replica gets no new work."""
     record: str | None = None
     """File that receives every event, command and overlap answer; no prompt text."""
 

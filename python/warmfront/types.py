@@ -88,13 +88,25 @@ class Finished(Struct, frozen=True, array_like=True, tag="finished"):
 
 
 class Failed(Struct, frozen=True, array_like=True, tag="failed"):
-    """No choice answered. With `began` the request may have been worked on and must not be tried again."""
+    """No choice answered.
+
+    With `began` this is the end: the client has seen bytes, or the core asks no more. Otherwise the core holds what the
+    last attempt left, and the answer is one `Dispatch`, `Shed` or `Deliver`.
+    """
 
     id: RequestId
     time_s: float
     error: str
+    """What happened, a short fixed word: `connect`, `rejected`, `midstream`, …"""
     tried: list[Slot]
+    """Every replica tried so far; the last one failed last."""
     began: bool
+    status: int | None = None
+    """Of the engine's answer, or what an error inside its stream stands for."""
+    retry_after_s: float | None = None
+    """How long the engine wants to be left alone."""
+    accepted: bool = False
+    """The engine may have worked on the request."""
 
 
 class Cancelled(Struct, frozen=True, array_like=True, tag="cancelled"):
@@ -276,7 +288,7 @@ class Paced(Struct, frozen=True, array_like=True, tag="paced"):
 
 
 class Tick(Struct, frozen=True, array_like=True, tag="tick"):
-    """Time passes; sent only while something waits."""
+    """Time passes; sent only while requests are in flight."""
 
     time_s: float
 
@@ -347,7 +359,21 @@ class Answered(Struct, frozen=True, array_like=True, tag="answered"):
     body: bytes
 
 
-Command = Dispatch | Shed | Answered
+class Deliver(Struct, frozen=True, array_like=True, tag="deliver"):
+    """Nobody else takes the request: pass on what the core holds of its last attempt."""
+
+    id: RequestId
+
+
+class Standing(Struct, frozen=True, array_like=True, tag="standing"):
+    """The replicas of a pool that are not in full service, by what the router has seen of them. Shown by `/ready`."""
+
+    pool: str
+    rows: list[tuple[Slot, str, str]]
+    """Slot; `open`, `half_open`, `paused` or `slow_start`; the reason in words."""
+
+
+Command = Dispatch | Shed | Answered | Deliver | Standing
 
 
 class Overlap(Struct, frozen=True, array_like=True):

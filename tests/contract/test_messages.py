@@ -13,6 +13,7 @@ from warmfront.types import (
     Cancelled,
     Choice,
     ConfigChanged,
+    Deliver,
     Dispatch,
     EventSource,
     EventState,
@@ -30,6 +31,7 @@ from warmfront.types import (
     RequestId,
     Shed,
     Slot,
+    Standing,
     Stopping,
     Tick,
     Usage,
@@ -91,7 +93,7 @@ EVENTS = [
     Moved(SEVEN, 2.0, Slot(3)),
     FirstToken(SEVEN, 2.5, Slot(3)),
     Finished(SEVEN, 3.0, Slot(3), 200, Usage(prompt_tokens=10, cached_tokens=8), 12),
-    Failed(SEVEN, 3.5, "upstream_unreachable", [Slot(1), Slot(2)], True),
+    Failed(SEVEN, 3.5, "rejected", [Slot(1), Slot(2)], True, 503, 2.5, True),
     Cancelled(SEVEN, 4.0),
     FleetChanged(4.5, FLEET),
     ConfigChanged(5.0, b"{}"),
@@ -113,6 +115,8 @@ def test_every_command_is_read_by_the_core_as_it_was_meant() -> None:
         Shed(SEVEN, "queue_timeout", 1.5),
         Shed(SEVEN, "no_ready_replica"),
         Answered(RequestId(8), 404, b"{}"),
+        Deliver(SEVEN),
+        Standing("tiny", [(Slot(2), "open", "connect")]),
     ]
     assert {type(command) for command in commands} == set(get_args(types.Command))
     assert core.read_commands(msgspec.msgpack.encode(commands)) == [
@@ -121,6 +125,8 @@ def test_every_command_is_read_by_the_core_as_it_was_meant() -> None:
         'Shed { id: 7, code: "queue_timeout", retry_after_s: Some(1.5) }',
         'Shed { id: 7, code: "no_ready_replica", retry_after_s: None }',
         'Answered { id: 8, status: 404, body: b"{}" }',
+        "Deliver { id: 7 }",
+        'Standing { pool: "tiny", rows: [Standing { slot: 2, state: "open", reason: "connect" }] }',
     ]
 
 

@@ -35,6 +35,7 @@ from warmfront.types import (
     RequestId,
     Shed,
     Slot,
+    Standing,
     Stopping,
     Tick,
     Usage,
@@ -77,7 +78,7 @@ class RouterMachine(RuleBasedStateMachine):
         first, second = (msgspec.msgpack.encode(output) for output in outputs)
         assert first == second
         for command in outputs[0]:
-            if isinstance(command, Answered):
+            if isinstance(command, Answered | Standing):
                 continue
             assert command.id in self.waiting, command
             self.waiting.discard(command.id)
@@ -139,14 +140,27 @@ class RouterMachine(RuleBasedStateMachine):
             usage = draw.draw(st.none() | st.just(Usage(100, cached, 30)))
             self.feed([Finished(dispatch.id, self.now_s, dispatch.choices[0].slot, status, usage, 30)])
 
-    @rule(draw=st.data(), began=st.booleans())
-    def fail(self, draw: st.DataObject, began: bool) -> None:
+    @rule(
+        draw=st.data(),
+        began=st.booleans(),
+        failure=st.sampled_from(
+            [
+                ("connect", None, None, False),
+                ("rejected", 503, 2.5, False),
+                ("stream_rejected", 429, None, False),
+                ("server_error", 500, None, True),
+                ("no_answer", None, None, True),
+            ]
+        ),
+    )
+    def fail(self, draw: st.DataObject, began: bool, failure: tuple[str, int | None, float | None, bool]) -> None:
         if dispatch := self.pick(draw):
             del self.sent[dispatch.id]
             if not began:
                 self.waiting.add(dispatch.id)
             tried = [choice.slot for choice in dispatch.choices]
-            self.feed([Failed(dispatch.id, self.now_s, "connect", tried, began)])
+            error, status, retry_after_s, accepted = failure
+            self.feed([Failed(dispatch.id, self.now_s, error, tried, began, status, retry_after_s, accepted)])
 
     @rule(draw=st.data())
     def cancel(self, draw: st.DataObject) -> None:

@@ -14,6 +14,7 @@ from warmfront.types import (
     Arrived,
     Asked,
     Command,
+    Deliver,
     Dispatch,
     EngineLoad,
     Event,
@@ -31,6 +32,7 @@ from warmfront.types import (
     RequestId,
     Shed,
     Slot,
+    Standing,
     Tick,
     Usage,
 )
@@ -159,7 +161,8 @@ class World:
         return request(self.number, time_s=self.now_s, **changes)
 
     def arrive(self, **changes: Any) -> Command:
-        (command,) = self.step(Arrived(self.new(**changes)))
+        commands = self.step(Arrived(self.new(**changes)))
+        (command,) = [each for each in commands if not isinstance(each, Standing)]
         return command
 
     def send(self, **changes: Any) -> Dispatch:
@@ -193,8 +196,8 @@ class World:
         return self.step(Failed(dispatch.id, self.now_s, "connect", tried, began))
 
     def ask(self, question: str, asked: Request | None = None) -> dict[str, Any]:
-        (command,) = self.step(Asked(RequestId(10**6), self.now_s, question, asked, b""))
-        assert isinstance(command, Answered)
+        commands = self.step(Asked(RequestId(10**6), self.now_s, question, asked, b""))
+        (command,) = [each for each in commands if isinstance(each, Answered)]
         assert command.status == 200, command.body
         body: dict[str, Any] = msgspec.json.decode(command.body)
         return body
@@ -225,5 +228,6 @@ def busy(state: ReplicaState, **load: Any) -> ReplicaState:
 
 
 def codes(commands: Iterable[Command]) -> list[str]:
-    """Return the codes of all refusals."""
-    return [command.code for command in commands if isinstance(command, Shed)]
+    """Return the codes of all refusals; `deliver` where the core passes on what it holds."""
+    refusals = [command for command in commands if isinstance(command, Shed | Deliver)]
+    return [command.code if isinstance(command, Shed) else "deliver" for command in refusals]

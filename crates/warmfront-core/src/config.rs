@@ -57,6 +57,8 @@ pub struct FrontConfig {
     pub trusted_secret_file: Option<String>,
     pub headers: HeaderRules,
     pub streams_per_client_max: usize,
+    /// Silence of a stream after which its client gets a comment; 0: never.
+    pub keep_alive_s: f64,
 }
 
 /// PEM files of a listening port.

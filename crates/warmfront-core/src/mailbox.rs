@@ -16,9 +16,9 @@ mod tests;
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
-pub use in_flight::{InFlight, Outcome};
+pub use in_flight::{Failure, InFlight, Outcome};
 pub use pace::PaceCell;
-pub use queue::{Answer, Decision, Full, Mailbox, Received};
+pub use queue::{Answer, Decision, Full, Mailbox, Received, Standings};
 pub use wire::{decode_commands, encode_events};
 
 /// Number of one request, unique in this process.
@@ -96,9 +96,10 @@ pub enum Event {
     FirstToken { id: RequestId, time_s: f64, slot: Slot },
     /// `["finished", id, time_s, slot, status, usage, chunks]`: `chunks` counts the events of a stream after the first.
     Finished { id: RequestId, time_s: f64, slot: Slot, status: u16, usage: Option<Usage>, chunks: u32 },
-    /// `["failed", id, time_s, error, tried, began]`: `tried` are the slots already tried; `began`: bytes reached the
-    /// client or the engine may have started work, so the request cannot be tried again.
-    Failed { id: RequestId, time_s: f64, error: String, tried: Vec<Slot>, began: bool },
+    /// `["failed", id, time_s, error, tried, began, status, retry_after_s, accepted]`: `tried` are the slots already
+    /// tried, the last of them is the one that failed; `began`: bytes reached the client, or the core asks no more, so
+    /// this is the end. Otherwise the core holds what the engine answered and waits for a command.
+    Failed { id: RequestId, time_s: f64, failure: Failure, tried: Vec<Slot>, began: bool },
     /// `["cancelled", id, time_s]`
     Cancelled { id: RequestId, time_s: f64 },
     /// `["fleet_changed", time_s, fleet]`: the state after it, see `fleet::FleetState`; already encoded.
@@ -125,6 +126,16 @@ pub struct Choice {
     pub prefill_slot: Option<Slot>,
 }
 
+/// Why a replica gets no or little new work, by what the router has seen of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Standing {
+    pub slot: Slot,
+    /// `open`, `half_open`, `paused` or `slow_start`.
+    pub state: String,
+    /// In words.
+    pub reason: String,
+}
+
 /// Everything the router can want.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Command {
@@ -134,4 +145,8 @@ pub enum Command {
     Shed { id: RequestId, code: String, retry_after_s: Option<f64> },
     /// `["answered", id, status, body]`: JSON for the admin API.
     Answered { id: RequestId, status: u16, body: Bytes },
+    /// `["deliver", id]`: nobody else takes the request; pass on what the core holds of its last attempt.
+    Deliver { id: RequestId },
+    /// `["standing", pool, [[slot, state, reason], ...]]`: the replicas of a pool that are not in full service.
+    Standing { pool: String, rows: Vec<Standing> },
 }

@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 use warmfront_core::fleet::{EventSource, EventState, FleetState, PoolState, ReplicaState, ReplicaUpdate};
-use warmfront_core::mailbox::{Basis, Event, RequestFacts, Route, Usage};
+use warmfront_core::mailbox::{Basis, Event, Failure, RequestFacts, Route, Usage};
 
 pub(crate) fn request() -> RequestFacts {
     RequestFacts {
@@ -54,12 +54,13 @@ fn fleet() -> Bytes {
 pub(crate) fn events() -> Vec<Event> {
     let usage = Usage { prompt_tokens: Some(10), cached_tokens: Some(8), output_tokens: None };
     let payload = Bytes::from_static(b"{}");
+    let failure = Failure { error: "rejected".into(), status: Some(503), retry_after_s: Some(2.5), accepted: true };
     vec![
         Event::Arrived(request()),
         Event::Moved { id: 7, time_s: 2.0, slot: 3 },
         Event::FirstToken { id: 7, time_s: 2.5, slot: 3 },
         Event::Finished { id: 7, time_s: 3.0, slot: 3, status: 200, usage: Some(usage), chunks: 12 },
-        Event::Failed { id: 7, time_s: 3.5, error: "upstream_unreachable".into(), tried: vec![1, 2], began: true },
+        Event::Failed { id: 7, time_s: 3.5, failure, tried: vec![1, 2], began: true },
         Event::Cancelled { id: 7, time_s: 4.0 },
         Event::FleetChanged { time_s: 4.5, fleet: fleet() },
         Event::ConfigChanged { time_s: 5.0, config: payload.clone() },

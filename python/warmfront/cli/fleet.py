@@ -67,13 +67,21 @@ def _affinity(guard: Mapping[str, Any]) -> str:
     return f"affinity credit {number(guard['credit'], 2)} · {differing}, {compared}{against}"
 
 
+def _service(replica: Mapping[str, Any], router: Mapping[str, Any]) -> str:
+    """Say whether the replica gets new work."""
+    if not replica["ready"]:
+        return "no"
+    standing = str(router.get("standing", "serving"))
+    return "yes" if standing == "serving" else standing.replace("_", " ")
+
+
 def _row(replica: Mapping[str, Any]) -> list[str]:
     router, load, events = replica["router"] or {}, replica["load"], replica["events"] or {}
     accuracy = router.get("accuracy") or {}
     usage = load["kv_usage"]
     return [
         replica["id"],
-        "yes" if replica["ready"] else "no",
+        _service(replica, router),
         number(router.get("in_flight")),
         number(load["running"]),
         number(load["waiting"]),

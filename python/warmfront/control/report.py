@@ -77,7 +77,7 @@ def _replica(
     shown["token_check"] = {"state": check.state, "reason": check.reason} if check else None
     shown["slot"] = state.slot if state else None
     shown["router"] = row
-    shown["notes"] = [*replica.notes, *_event_notes(state), *_accuracy_notes(row)]
+    shown["notes"] = [*replica.notes, *_standing_notes(row), *_event_notes(state), *_accuracy_notes(row)]
     return shown
 
 
@@ -85,6 +85,11 @@ def _event_notes(state: ReplicaState | None) -> list[str]:
     events = state.events if state else None
     is_broken = events is not None and events.state in ("stale", "lossy", "connecting") and events.reason
     return [f"KV events {events.state}: {events.reason}"] if events is not None and is_broken else []
+
+
+def _standing_notes(row: Mapping[str, Any] | None) -> list[str]:
+    standing, reason = (row or {}).get("standing", "serving"), (row or {}).get("standing_reason")
+    return [f"{standing.replace('_', ' ')}: {reason}"] if standing != "serving" else []
 
 
 def _accuracy_notes(row: Mapping[str, Any] | None) -> list[str]:

@@ -16,6 +16,7 @@ from warmfront.types import (
     Arrived,
     Asked,
     Command,
+    Deliver,
     Dispatch,
     Event,
     FleetChanged,
@@ -23,10 +24,12 @@ from warmfront.types import (
     Request,
     RequestId,
     Shed,
+    Standing,
     Tick,
 )
 
-Decision = Dispatch | Shed
+Decision = Dispatch | Shed | Deliver
+"""`Deliver` answers a `Failed` only: what the last attempt left is the answer."""
 
 
 class InlinePort:
@@ -75,7 +78,7 @@ class InlinePort:
         """Return the decision about `own`; hand the others on."""
         mine: Decision | None = None
         for command in commands:
-            if isinstance(command, Answered):
+            if isinstance(command, Answered | Standing):
                 continue
             if command.id == own:
                 mine = command

@@ -17,6 +17,7 @@ import msgspec
 
 from warmfront import core
 from warmfront.clock import Clock
+from warmfront.errors import UpstreamConnectError
 from warmfront.lab.model import Outcome, SimRequest, Source
 from warmfront.policy.affinity import mix
 from warmfront.ports.agenda import Agenda
@@ -24,6 +25,7 @@ from warmfront.ports.sim_view import SimView
 from warmfront.types import (
     Arrived,
     Command,
+    Deliver,
     Dispatch,
     Event,
     Failed,
@@ -35,6 +37,7 @@ from warmfront.types import (
     RequestId,
     Shed,
     Slot,
+    Standing,
     Tick,
 )
 
@@ -273,6 +276,8 @@ class SimPort:
                 watcher.finished(self._requests[event.id], event.slot, event.time_s)
 
     def _carry_out(self, command: Command) -> None:
+        if isinstance(command, Standing):
+            return  # for clients that ask whether the router is ready
         self._undecided.discard(command.id)
         outcome = self.outcomes[command.id]
         if isinstance(command, Dispatch):
@@ -283,6 +288,7 @@ class SimPort:
             outcome.attempts += 1
             self._fleet.dispatch(command.id, [choice.slot for choice in command.choices])
             return
-        assert isinstance(command, Shed)  # Nobody asks questions here.
+        assert isinstance(command, Shed | Deliver)  # Nobody asks questions here.
         self._fleet.shed(command.id)
-        self._note_error(command.id, command.code)
+        code = command.code if isinstance(command, Shed) else UpstreamConnectError.code
+        self._note_error(command.id, code)

@@ -14,6 +14,7 @@ from warmfront.policy.base import Fleet, Guarded, ReplicaCost, Term
 from warmfront.policy.estimators import Learned
 from warmfront.router.accuracy import Accuracy
 from warmfront.router.fleet import Pool
+from warmfront.router.health import State
 from warmfront.types import Choice, EventState, Overlap, Request, Slot
 
 
@@ -80,6 +81,9 @@ class ReplicaReport(Struct, frozen=True):
     slot: Slot
     url: str
     ready: bool
+    standing: State
+    """Whether it gets new work, by its requests: `serving`, `paused`, `slow_start`, `open` or `half_open`."""
+    standing_reason: str
     notes: list[str]
     in_flight: int
     foreign_requests: float
@@ -256,11 +260,14 @@ def _replica_report(pool: Pool, slot: Slot) -> ReplicaReport:
     fleet, learned = pool.fleet, pool.fleet.learned
     state = pool.replicas[slot]
     replica = state.replica
+    verdict = pool.health.verdict(slot, fleet.now_s)
     return ReplicaReport(
         id=replica.id,
         slot=slot,
         url=replica.url,
         ready=replica.ready,
+        standing=verdict.state,
+        standing_reason=verdict.reason,
         notes=replica.notes,
         in_flight=fleet.in_flight[slot],
         foreign_requests=fleet.foreign[slot],

@@ -13,17 +13,20 @@ import math
 from dataclasses import dataclass, field
 from random import Random
 
-from warmfront.config import CostConfig
+from warmfront.config import CostConfig, HealthConfig
 from warmfront.policy.adapters import Adapters
 from warmfront.policy.affinity import stable_hash
 from warmfront.policy.base import RATE_WINDOW_S, REBASE_AFTER_S, Ended, Fleet
 from warmfront.policy.estimators import AGE_BUCKETS, BusyPeriod, Credit, Learned
 from warmfront.router.accuracy import Accuracy
 from warmfront.router.flow import Waiting
+from warmfront.router.health import Health, Stretch
 from warmfront.types import Choice, Finished, Overlap, PoolState, ReplicaState, Request, RequestId, Slot
 
 MEMORY_DELAYS = 0.9
 """Share of KV memory in use above which prefill times say more about memory than about prefill."""
+PREFILL_SAMPLES_MIN = 3
+"""Measured prefills before the predicted ones say how long a replica may be silent."""
 SLOTS_MAX = 65_536
 """Slots beyond this are ignored: no fleet has them, a broken message might."""
 
@@ -66,17 +69,22 @@ class Pool:
 
     name: str
     fleet: Fleet
+    health: Health
     flights: dict[RequestId, Flight] = field(default_factory=dict)
     touched: set[Slot] = field(default_factory=set)
     """Rows that changed since metrics were last published."""
     reloaded: set[Slot] = field(default_factory=set)
     """Rows whose readiness or engine load may have changed since then."""
+    rejudged: set[Slot] = field(default_factory=set)
+    """Rows whose health changed since then."""
     published_waiting: int = 0
     """Depth of the queue that was last published."""
     accuracy: dict[str, Accuracy] = field(default_factory=dict)
     """By replica id."""
     replicas: dict[Slot, ReplicaState] = field(default_factory=dict)
     state: PoolState | None = None
+    ready: list[Slot] = field(default_factory=list)
+    """Rows that the control process finds ready, ascending."""
     lacking: dict[str, set[Slot]] = field(default_factory=dict)
     """Model → rows that do not serve it, for models that some replica lacks: adapters are loaded one by one."""
     _peaks: dict[Slot, tuple[int, int]] = field(default_factory=dict)
@@ -89,11 +97,13 @@ class Pool:
     """Weights of our requests in flight, by slot."""
 
     @classmethod
-    def create(cls, name: str, *, config: CostConfig, seed: int, choices_max: int) -> Pool:
+    def create(
+        cls, name: str, *, config: CostConfig, health: HealthConfig | None = None, seed: int, choices_max: int
+    ) -> Pool:
         """Make an empty pool whose random numbers depend on the seed and its name only."""
         fleet = Fleet(name, rng=Random(f"{seed}:{name}"), learned=Learned(config), adapters=Adapters(config))
         fleet.choices_max, fleet.priority_step = choices_max, config.priority_step
-        return cls(name, fleet)
+        return cls(name, fleet, Health(health or HealthConfig()))
 
     # -- who is there
 
@@ -103,6 +113,7 @@ class Pool:
         present = {each.slot: each for each in state.replicas if 0 <= each.slot < SLOTS_MAX}
         for slot in [slot for slot in self.replicas if slot not in present]:
             self._leave(slot)
+        joined = [slot for slot, replica in present.items() if self.fleet_id(slot) != replica.replica.id]
         for slot, replica in present.items():
             self._place(slot, replica)
         self.replicas = present
@@ -110,18 +121,50 @@ class Pool:
         for slot, each in present.items():
             for model in each.replica.lacks:
                 self.lacking.setdefault(model, set()).add(slot)
-        self.fleet.allow([slot for slot in sorted(present) if self.fleet.ready[slot]])
+        self.ready = [slot for slot in sorted(present) if self.fleet.ready[slot]]
+        self.health.follow(self.ready, joined, self.fleet.now_s)
+        self.fleet.allow(self.health.admitted(self.fleet.in_flight, self.fleet.now_s))
 
     def serving(self, model: str) -> list[Slot]:
-        """Return the rows that may be chosen and serve `model`; the very list of the fleet when all of them do."""
+        """Return the rows that may be chosen and serve `model`; the very list of the fleet when all of them do.
+
+        Where only replicas without new work serve it, they do: none of them is the model's last one taken away.
+        """
         lacking = self.lacking.get(model)
-        return [slot for slot in self.fleet.eligible if slot not in lacking] if lacking else self.fleet.eligible
+        if not lacking:
+            return self.fleet.eligible
+        able = [slot for slot in self.fleet.eligible if slot not in lacking]
+        return able or [slot for slot in self.ready if slot not in lacking]
+
+    def examine(self, now_s: float) -> None:
+        """Look for replicas that stand still, and let the policy choose among those that may get new work."""
+        if self.flights and self.health.due(now_s):
+            fleet = self.fleet
+            is_young = fleet.learned.prefill.samples < PREFILL_SAMPLES_MIN
+            stretches = [
+                Stretch(pending_s, is_young or foreign > 0.0)
+                for pending_s, foreign in zip(fleet.pending_s, fleet.foreign, strict=True)
+            ]
+            self.health.check(now_s, stretches)
+        if self.health.watches:
+            self.admit(now_s)
+
+    def admit(self, now_s: float) -> None:
+        """Bring the rows that may be chosen up to date."""
+        admitted = self.health.admitted(self.fleet.in_flight, now_s)
+        if admitted != self.fleet.eligible:
+            self.fleet.allow(admitted)
+
+    def fleet_id(self, slot: Slot) -> str | None:
+        """Return the id of the replica in a row; `None`: there is none."""
+        return self.fleet.id[slot] if slot < self.fleet.slots else None
 
     def leave_all(self) -> None:
         """Detach everything: the pool is gone."""
         for slot in list(self.replicas):
             self._leave(slot)
         self.replicas = {}
+        self.ready = []
         self.fleet.allow([])
 
     def _place(self, slot: Slot, state: ReplicaState) -> None:
@@ -185,11 +228,13 @@ class Pool:
             column[slot] = 0.0
         fleet.arrivals[slot] = fleet.work_s[slot] = 0.0
         fleet.membership += 1
+        self.health.leave(slot)
         self._peaks.pop(slot, None)
         self._hidden.pop(slot, None)
         self._weights[slot] = 0.0
         self.touched.discard(slot)
         self.reloaded.discard(slot)
+        self.rejudged.discard(slot)
 
     def _grow(self) -> None:
         fleet = self.fleet
@@ -323,6 +368,7 @@ class Pool:
         learned.dispatched(slot, now_s, new_tokens=new_tokens, alone=alone, usable=usable, step_s=step_s)
         if request.adapter is not None:
             fleet.adapters.used(slot, request.adapter, now_s)
+        self.health.sent(slot, request, now_s)
         flight.weight = weight = fleet.weight_of(request.priority)
         fleet.in_flight[slot] += 1
         self._weights[slot] += weight
@@ -404,6 +450,7 @@ class Pool:
         if flight.is_prefilling:
             fleet.learned.abandoned(slot, last=fleet.pending[slot] == 1)
             self._release_prefill(flight, slot)
+        self.health.ended(slot, flight.request)
         fleet.in_flight[slot] -= 1
         if fleet.in_flight[slot]:
             fleet.context_tokens[slot] = max(0.0, fleet.context_tokens[slot] - flight.context_tokens)

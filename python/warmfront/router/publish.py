@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from warmfront.router.fleet import Pool
 from warmfront.router.flow import Flow
+from warmfront.router.health import STATES
 from warmfront.router.meter import Meter
 from warmfront.types import ReplicaUpdate
 
@@ -11,6 +12,7 @@ REQUESTS = "warmfront_replica_requests"
 PREFILL_TOKENS = "warmfront_replica_prefill_tokens"
 READY = "warmfront_replica_ready"
 WAITING = "warmfront_waiting_requests"
+STANDING = "warmfront_replica_standing"
 RUNNING, QUEUED, KV_USAGE = "warmfront_engine_running", "warmfront_engine_waiting", "warmfront_engine_kv_usage"
 
 
@@ -29,6 +31,11 @@ def publish(meter: Meter, pools: dict[str, Pool], flow: Flow) -> None:
         for slot in sorted(pool.reloaded):
             _publish_engine(meter, pool.replicas[slot].replica)
         pool.reloaded.clear()
+        for slot in sorted(pool.rejudged):
+            standing = pool.health.verdict(slot, pool.fleet.now_s).state
+            for state in STATES:
+                meter.set(STANDING, (pool.replicas[slot].replica.id, state), 1.0 if state == standing else 0.0)
+        pool.rejudged.clear()
 
 
 def _publish_engine(meter: Meter, replica: ReplicaUpdate) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from warmfront.config import Config, RouterConfig
-from warmfront.errors import ConfigError, NoReplicaError, QueueTimeoutError, ShedError, UpstreamConnectError
+from warmfront.errors import ConfigError, NoReplicaError, QueueTimeoutError, ShedError
 from warmfront.policy.base import no_overlap
 from warmfront.policy.registry import PolicyFactory
 from warmfront.router.accuracy import Accuracy
@@ -29,12 +29,14 @@ from warmfront.router.flow import Flow, Waiting
 from warmfront.router.index import Index
 from warmfront.router.meter import Meter, NullMeter
 from warmfront.router.publish import publish
+from warmfront.router.retries import Retries
 from warmfront.types import (
     Arrived,
     Asked,
     Cancelled,
     Command,
     ConfigChanged,
+    Deliver,
     Dispatch,
     Event,
     Failed,
@@ -48,11 +50,16 @@ from warmfront.types import (
     RequestId,
     Shed,
     Slot,
+    Standing,
     Stopping,
     Tick,
 )
 
 logger = logging.getLogger(__name__)
+
+CONNECT = "connect"
+REFUSALS = frozenset({"rejected", "stream_rejected"})
+"""Failures of which the engine says that it has no room."""
 
 PUBLISH_INTERVAL_S = 0.1
 """Gauges are set no more often than this while events come, and at once when none do: a scrape sees no more."""
@@ -85,6 +92,7 @@ class Router:
         self._meter = meter or NullMeter()
         self._decider = Decider(config.policy, self._meter, policies)
         self._flow = Flow(config.flow)
+        self._retries = Retries(config)
         self._pools: dict[str, Pool] = {}
         self._pool_of: dict[RequestId, Pool] = {}
         self._fleet_version = 0
@@ -116,8 +124,9 @@ class Router:
             events: In the order in which they happened; times may be slightly out of order.
 
         Returns:
-            Commands: exactly one `Dispatch` or `Shed` in all for each `Arrived` and each `Failed` that may be tried
-            again, unless the client leaves first; one `Answered` for each `Asked`.
+            Commands: exactly one `Dispatch`, `Shed` or `Deliver` in all for each `Arrived` and each `Failed` without
+            `began`, unless the client leaves first (`Deliver` only after a `Failed`); one `Answered` for each `Asked`;
+            a `Standing` for each pool whose replicas changed between full service and less.
         """
         notes = self._notes
         for event in events:
@@ -125,9 +134,13 @@ class Router:
         for pool in self._pools.values():
             pool.fleet.now_s = self._now_s
             pool.assume_first_tokens(self._now_s)
+            pool.examine(self._now_s)
         commands, self._refusals = self._refusals, []
         if self._flow:
             self._serve_waiting(commands)
+        for pool in self._pools.values():
+            if pool.health.has_news:
+                self._tell_standing(pool, commands)
         if self._questions:
             commands += [answer(question, self._state()) for question in self._questions]
             self._questions.clear()
@@ -155,13 +168,19 @@ class Router:
         if pool is None:
             self._refusals.append(Shed(request.id, NoReplicaError.code, self._flow.retry_after_s()))
             return
+        self._retries.arrived()
         pool.fleet.learned.continuation.arrived(request.turn)
         self._flow.add(request, self._now_s, tried=[], attempts=0)
 
     def _moved(self, event: Moved) -> None:
         self._at(event.time_s)
         pool, flight = self._find(event.id)
-        if pool is None or flight is None or not pool.move(flight, event.slot, self._now_s):
+        if pool is None or flight is None:
+            self._stray("moved")
+            return
+        if flight.slot is not None:
+            pool.health.failed(flight.slot, flight.request, CONNECT, self._now_s)
+        if not pool.move(flight, event.slot, self._now_s):
             self._stray("moved")
 
     def _first_token(self, event: FirstToken) -> None:
@@ -172,6 +191,9 @@ class Router:
             return
         if flight.slot is not None and flight.slot != event.slot and not pool.move(flight, event.slot, self._now_s):
             self._stray("first_token")
+        if flight.slot is not None and flight.request.stream:
+            pool.health.progressed(flight.slot, self._now_s)
+            pool.health.succeeded(flight.slot, flight.request, self._now_s)
         pool.first_token(flight, self._now_s)
 
     def _finished(self, event: Finished) -> None:
@@ -181,25 +203,48 @@ class Router:
             self._stray("finished")
             return
         slot = flight.slot
+        if slot is not None:
+            self._judge(pool, flight, slot, event)
         self._end(event.id, event)
         if slot is not None and slot == event.slot and 200 <= event.status < 300:
             self._learn(pool, flight, slot, event)
 
     def _failed(self, event: Failed) -> None:
         self._at(event.time_s)
-        _, flight = self._find(event.id)
-        if flight is None:
+        pool, flight = self._find(event.id)
+        if pool is None or flight is None:
             self._stray("failed")
             return
+        if flight.slot is not None and event.error in REFUSALS:
+            pool.health.refused(flight.slot, event.retry_after_s, self._now_s)
+        elif flight.slot is not None:
+            pool.health.failed(flight.slot, flight.request, event.error, self._now_s)
         self._end(event.id)
         if event.began:
             return
         request = flight.request
-        if flight.attempts > self._config.retries_max or request.pool not in self._pools:
-            self._refusals.append(Shed(request.id, UpstreamConnectError.code))
+        answer = self._retries.ask(event, attempts=flight.attempts, now_s=self._now_s)
+        if request.pool not in self._pools:
+            answer = "no_replica"
+        self._meter.count("warmfront_retries_total", (event.error, answer), 1)
+        if answer != "again":
+            self._refusals.append(Deliver(request.id))
             return
         tried = sorted({*flight.tried, *event.tried})
         self._flow.add(request, self._now_s, tried=tried, attempts=flight.attempts)
+
+    def _judge(self, pool: Pool, flight: Flight, slot: Slot, event: Finished) -> None:
+        """Tell the replica's circuit of an answer; client errors say nothing of it."""
+        health, request = pool.health, flight.request
+        if event.status in (429, 503):
+            health.refused(slot, None, self._now_s)
+        elif event.status >= 500:
+            health.failed(slot, request, "server_error", self._now_s)
+        elif event.status < 400:
+            if request.stream:
+                health.progressed(slot, self._now_s)
+            if not request.stream or flight.first_token_s is None:
+                health.succeeded(slot, request, self._now_s)
 
     def _cancelled(self, event: Cancelled) -> None:
         self._at(event.time_s)
@@ -211,13 +256,20 @@ class Router:
         self._fleet_version = event.fleet.version
         present = {state.name for state in event.fleet.pools}
         for name in [name for name in self._pools if name not in present]:
-            self._pools.pop(name).leave_all()
+            gone = self._pools.pop(name)
+            gone.leave_all()
             self._decider.forget(name)
+            if gone.health.has_news:
+                self._refusals.append(Standing(name, []))
         for state in event.fleet.pools:
             if state.name not in self._pools:
                 policy = self._config.policy
                 self._pools[state.name] = Pool.create(
-                    state.name, config=policy.cost, seed=policy.seed, choices_max=self._config.choices_max
+                    state.name,
+                    config=policy.cost,
+                    health=self._config.health,
+                    seed=policy.seed,
+                    choices_max=self._config.choices_max,
                 )
             self._pools[state.name].fleet.now_s = self._now_s
             self._pools[state.name].follow(state)
@@ -233,7 +285,9 @@ class Router:
             return
         self._config = config
         self._flow.reconfigure(config.flow)
+        self._retries.reconfigure(config)
         for pool in self._pools.values():
+            pool.health.config = config.health
             pool.fleet.choices_max = config.choices_max
             pool.fleet.priority_step = config.policy.cost.priority_step
 
@@ -244,6 +298,9 @@ class Router:
             self._stray("paced")
             return
         rows = zip(event.slots, event.gaps, event.gap_seconds, strict=False)
+        for slot, gaps in zip(event.slots, event.gaps, strict=False):
+            if gaps > 0:
+                pool.health.progressed(slot, self._now_s)
         pool.paced({slot: seconds / gaps for slot, gaps, seconds in rows if gaps > 0}, self._now_s)
 
     def _tick(self, event: Tick) -> None:
@@ -343,7 +400,7 @@ class Router:
         is_retry = waiting.attempts > 0
         untried = [slot for slot in serving if slot not in waiting.tried] if is_retry else serving
         if not untried:
-            return self._refuse(waiting, UpstreamConnectError.code)
+            return self._refuse(waiting, NoReplicaError.code)
         overlap = self._overlap(request, pool)
         if untried is eligible:
             decision = self._decider.decide(request, overlap, fleet, retry=False)
@@ -359,6 +416,8 @@ class Router:
         request, choices = waiting.request, decision.choices
         self._flow.served(waiting, self._now_s)
         pool.dispatch(waiting, choices, overlap, self._now_s)
+        if pool.health.watches:
+            pool.admit(self._now_s)
         self._pool_of[request.id] = pool
         if _has_blocks(request):
             try:
@@ -376,13 +435,34 @@ class Router:
             self._stray("overlap")
             return no_overlap(pool.fleet)
 
-    def _refuse(self, waiting: Waiting, code: str) -> Shed:
+    def _refuse(self, waiting: Waiting, code: str) -> Shed | Deliver:
         self._flow.cancel(waiting.request.id)
         return self._shed(waiting, code)
 
-    def _shed(self, waiting: Waiting, code: str) -> Shed:
-        retry_after_s = None if code == UpstreamConnectError.code else self._flow.retry_after_s()
-        return Shed(waiting.request.id, code, retry_after_s)
+    def _shed(self, waiting: Waiting, code: str) -> Shed | Deliver:
+        if waiting.attempts:
+            return Deliver(waiting.request.id)  # what the engine said is worth more than our words
+        return Shed(waiting.request.id, code, self._flow.retry_after_s())
+
+    def _tell_standing(self, pool: Pool, commands: list[Command]) -> None:
+        """Log each change of a replica's state once, count it, and let the core know."""
+        changes = pool.health.changes(self._now_s)
+        if not changes:
+            return
+        for slot, verdict in changes.items():
+            name = pool.fleet.id[slot]
+            if name is None:
+                continue  # it has left
+            level = logging.WARNING if verdict.state == "open" else logging.INFO
+            reason = f" ({verdict.reason})" if verdict.reason else ""
+            logger.log(level, "pool %s: replica %s is %s%s", pool.name, name, verdict.state, reason)
+            pool.rejudged.add(slot)
+        for slot, reason in pool.health.opens:
+            self._meter.count("warmfront_circuit_opens_total", (pool.fleet.id[slot] or "", reason), 1)
+        pool.health.opens.clear()
+        limited = pool.health.limited(self._now_s)
+        rows: list[tuple[Slot, str, str]] = [(slot, state, reason) for slot, (state, reason) in limited.items()]
+        commands.append(Standing(pool.name, rows))
 
     def _tell_starvation(self, pool: Pool) -> None:
         starves = not pool.fleet.eligible

@@ -23,7 +23,7 @@ def test_a_failed_request_is_not_tried_where_its_adapter_is_missing() -> None:
     made = world()
     dispatch = made.send(model="lora", adapter="lora")
     assert [choice.slot for choice in dispatch.choices] == [1]
-    assert codes(made.fail(dispatch)) == ["upstream_unreachable"]
+    assert codes(made.fail(dispatch)) == ["deliver"]
 
 
 def test_a_request_that_no_ready_replica_serves_is_refused_and_holds_up_nobody() -> None:

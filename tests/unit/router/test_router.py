@@ -118,12 +118,12 @@ def test_a_request_that_reached_nobody_is_tried_once_more_elsewhere() -> None:
     assert isinstance(again, Dispatch)
     assert again.reason == "retry"
     assert again.choices[0].slot != first.choices[0].slot
-    assert codes(world.fail(again)) == ["upstream_unreachable"]
+    assert codes(world.fail(again)) == ["deliver"]
 
 
 def test_a_request_that_all_replicas_refused_is_not_tried_again() -> None:
     world = World(2)
-    assert codes(world.fail(world.send())) == ["upstream_unreachable"]
+    assert codes(world.fail(world.send())) == ["deliver"]
 
 
 def test_a_request_that_began_is_never_tried_again() -> None:

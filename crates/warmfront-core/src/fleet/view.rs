@@ -82,11 +82,6 @@ impl FleetView {
     pub fn pool(&self, name: &str) -> Option<&Arc<Pool>> {
         self.pools.iter().find(|pool| pool.name == name)
     }
-
-    /// Whether any pool can take requests.
-    pub fn is_ready(&self) -> bool {
-        self.pools.iter().any(|pool| pool.is_ready())
-    }
 }
 
 impl Pool {

@@ -20,6 +20,8 @@ pub(crate) enum End {
     Overloaded,
     /// No engine could be reached, or one failed half-way.
     Failed,
+    /// It was not over at the end of the grace time.
+    Cut,
     /// The client left.
     Cancelled,
 }
@@ -33,6 +35,7 @@ impl End {
             Self::Invalid => "invalid",
             Self::Overloaded => "overloaded",
             Self::Failed => "failed",
+            Self::Cut => "cut",
             Self::Cancelled => "cancelled",
         }
     }

@@ -78,8 +78,10 @@ impl Body for Reply {
     type Error = Cut;
 
     fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Cut>>> {
-        match &mut self.content {
+        let Self { content, serving, .. } = &mut *self;
+        match content {
             Content::Whole(bytes) => Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
+            Content::Relay(relay) if serving.as_ref().is_some_and(Serving::is_cut) => Poll::Ready(relay.cut()),
             Content::Relay(relay) => Pin::new(&mut **relay).poll_frame(cx),
         }
     }
@@ -128,13 +130,19 @@ fn error_body(shape: Shape, face: Face, message: &str) -> String {
     }
 }
 
-/// The last event of a stream that broke.
-pub(crate) fn error_event(shape: Shape, face: Face, message: &str) -> String {
+/// The last event of a stream that broke, `events` of which have passed.
+pub(crate) fn error_event(shape: Shape, face: Face, message: &str, events: u32) -> String {
     match shape {
         Shape::OpenAi => format!("data: {}\n\n", face.body(message)),
         Shape::Anthropic => format!("event: error\ndata: {}\n\n", error_body(shape, face, message)),
         Shape::Responses => {
-            let body = serde_json::json!({"type": "error", "code": face.code, "message": message, "param": null});
+            let body = serde_json::json!({
+                "type": "error",
+                "sequence_number": events, // engines number from 0
+                "code": face.code,
+                "message": message,
+                "param": null,
+            });
             format!("event: error\ndata: {body}\n\n")
         }
     }
@@ -160,9 +168,12 @@ mod tests {
 
     #[test]
     fn each_protocol_gets_its_own_error_event() {
-        let event = |shape| error_event(shape, UPSTREAM_UNREACHABLE, "Gone.");
+        let event = |shape| error_event(shape, UPSTREAM_UNREACHABLE, "Gone.", 3);
         assert!(event(Shape::OpenAi).starts_with("data: {\"error\":{\"message\":\"Gone.\""));
-        assert!(event(Shape::Responses).starts_with("event: error\ndata: {\"type\":\"error\",\"code\":"));
+        let responses = event(Shape::Responses);
+        let data = responses.strip_prefix("event: error\ndata: ").and_then(|data| data.strip_suffix("\n\n")).unwrap();
+        let data: serde_json::Value = serde_json::from_str(data).unwrap();
+        assert_eq!((data["type"].as_str(), data["sequence_number"].as_u64()), (Some("error"), Some(3)));
         assert_eq!(
             event(Shape::Anthropic),
             "event: error\ndata: {\"type\":\"error\",\"error\":{\"type\":\"api_error\",\"message\":\"Gone.\"}}\n\n"

@@ -10,6 +10,7 @@ use std::future::Future;
 use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
@@ -45,6 +46,9 @@ const WATCH_INTERVAL: Duration = Duration::from_secs(1);
 
 /// After another process has taken over, how long connections without a request may stay.
 const LINGER: Duration = Duration::from_secs(5);
+
+/// How long answers that are cut at the end of the grace time may take to say so.
+const CUT_TIME: Duration = Duration::from_secs(1);
 
 /// The front in force. Clones are one place; whoever reads it keeps what it got.
 #[derive(Clone, Debug)]
@@ -195,7 +199,9 @@ impl Clients {
 
     async fn end_by(mut self, end: Instant) {
         if !self.ended_by(end).await {
-            tracing::warn!("{} connections were cut at the end of the grace time", self.tasks.len());
+            tracing::warn!("{} connections are cut at the end of the grace time", self.tasks.len());
+            self.stop.cut();
+            self.ended_by(Instant::now() + CUT_TIME).await; // the rest goes without a word
         }
         self.tasks.shutdown().await;
         self.open.set(0.0);
@@ -240,18 +246,25 @@ where
     let busy = Arc::<Busy>::default();
     let (socket, protocol) = under(&fronts.current().config, socket, &busy);
     let service = service_fn(|request| {
+        let uri = request.uri().clone();
         let answered = answer(&fronts, &stop, (peer, request));
         let serving = Serving::new(&busy);
         async move {
-            let mut response = answered.await;
+            let mut answered = pin!(answered);
+            let answer = std::future::poll_fn(|cx| {
+                if serving.is_cut() { Poll::Ready(None) } else { answered.as_mut().poll(cx).map(Some) }
+            });
+            let mut response = answer.await.unwrap_or_else(|| proxy::shutting_down(uri.path()));
             response.body_mut().hold(serving);
             Ok::<_, Infallible>(response)
         }
     });
     let mut connection = pin!(protocol.serve_connection(TokioIo::new(socket), service));
     let mut closing = pin!(stop.closing());
+    let mut cut = pin!(stop.cutting());
     let mut is_watching = false;
     let mut is_closing = false;
+    let mut is_cut = false;
     let ended = std::future::poll_fn(|cx| {
         // The switch is polled once to leave our waker there, and again only when it has been thrown.
         if !is_closing && (!is_watching || stop.is_set()) {
@@ -260,6 +273,10 @@ where
                 is_closing = true;
                 connection.as_mut().graceful_shutdown();
             }
+        }
+        if is_closing && !is_cut && cut.as_mut().poll(cx).is_ready() {
+            is_cut = true;
+            busy.cut();
         }
         connection.as_mut().poll(cx)
     })

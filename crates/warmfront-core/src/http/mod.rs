@@ -20,6 +20,7 @@ mod sse;
 mod stop;
 mod tls;
 mod upstream;
+mod verdict;
 mod watched;
 
 pub use front::{Fronts, serve};

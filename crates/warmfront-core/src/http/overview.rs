@@ -1,11 +1,14 @@
 //! What `GET` shows of the router itself: models, readiness, metrics, version.
 
+use std::collections::BTreeMap;
+
 use http::Response;
 use serde_json::{Value, json};
 
 use super::answer::{self, Reply, Shape};
 use crate::error::MODEL_NOT_FOUND;
 use crate::fleet::{FleetView, Pool};
+use crate::mailbox::{Standing, Standings};
 
 /// `/v1/models`: the cards of all pools, as the engines gave them.
 pub(crate) fn models(fleet: &FleetView) -> Response<Reply> {
@@ -38,10 +41,11 @@ fn cards(fleet: &FleetView) -> impl Iterator<Item = Value> {
     given.into_iter().chain(plain)
 }
 
-/// `/ready`: 200 once some pool can serve, with every pool's state and what is missing.
-pub(crate) fn ready(fleet: &FleetView) -> Response<Reply> {
-    let is_ready = fleet.is_ready();
-    let pools: Vec<Value> = fleet.pools.iter().map(|pool| pool_state(pool)).collect();
+/// `/ready`: 200 while some replica of some pool can take a request, with every pool's state and what is missing.
+pub(crate) fn ready(fleet: &FleetView, standings: &Standings) -> Response<Reply> {
+    let standing_of = |pool: &Pool| standings.get(&pool.name).map_or(&[][..], Vec::as_slice);
+    let is_ready = fleet.pools.iter().any(|pool| pool.is_ready() && serving(pool, standing_of(pool)) > 0);
+    let pools: Vec<Value> = fleet.pools.iter().map(|pool| pool_state(pool, standing_of(pool))).collect();
     let body = json!({"ready": is_ready, "pools": pools, "degraded": fleet.degraded});
     answer::json(if is_ready { 200 } else { 503 }, body.to_string())
 }
@@ -51,8 +55,18 @@ pub(crate) fn draining() -> Response<Reply> {
     answer::json(503, json!({"ready": false, "draining": true}).to_string())
 }
 
-fn pool_state(pool: &Pool) -> Value {
+/// Replicas that the control process finds ready and whose circuit is not open.
+fn serving(pool: &Pool, standings: &[Standing]) -> usize {
+    let is_open = |slot| standings.iter().any(|standing| standing.slot == slot && standing.state == "open");
+    pool.occupied().filter(|replica| replica.ready && !is_open(replica.slot)).count()
+}
+
+fn pool_state(pool: &Pool, standings: &[Standing]) -> Value {
     let replicas: Vec<_> = pool.occupied().collect();
+    let mut limited = BTreeMap::new();
+    for standing in standings {
+        *limited.entry(standing.state.as_str()).or_insert(0) += 1;
+    }
     let (mut live, mut stale, mut none) = (0, 0, 0);
     for replica in &replicas {
         match replica.events.lock().state.as_str() {
@@ -67,6 +81,8 @@ fn pool_state(pool: &Pool) -> Value {
         "reason": pool.tokens.reason(),
         "replicas": replicas.len(),
         "ready": replicas.iter().filter(|replica| replica.ready).count(),
+        "serving": serving(pool, standings),
+        "limited": limited,
         "events": {"live": live, "stale": stale, "none": none},
     })
 }

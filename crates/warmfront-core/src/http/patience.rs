@@ -25,9 +25,21 @@ use crate::config::FrontConfig;
 const LINGER: Duration = Duration::from_secs(2);
 const LINGER_BYTES_MAX: usize = 4 * 1024 * 1024;
 
-/// Whether a connection is serving a request right now. Shared by its socket and the answer.
+/// What a connection is at. Shared by its socket and the answer.
 #[derive(Debug, Default)]
-pub(super) struct Busy(AtomicBool);
+pub(super) struct Busy {
+    /// It is serving a request right now.
+    is_serving: AtomicBool,
+    /// Its answer has to end now.
+    is_cut: AtomicBool,
+}
+
+impl Busy {
+    /// Ends the answer that is being given with the next poll.
+    pub(super) fn cut(&self) {
+        self.is_cut.store(true, Ordering::Relaxed);
+    }
+}
 
 /// Marks the connection as serving until dropped.
 #[derive(Debug)]
@@ -35,14 +47,19 @@ pub(super) struct Serving(Arc<Busy>);
 
 impl Serving {
     pub(super) fn new(busy: &Arc<Busy>) -> Self {
-        busy.0.store(true, Ordering::Relaxed);
+        busy.is_serving.store(true, Ordering::Relaxed);
         Self(Arc::clone(busy))
+    }
+
+    /// The answer has to end now.
+    pub(super) fn is_cut(&self) -> bool {
+        self.0.is_cut.load(Ordering::Relaxed)
     }
 }
 
 impl Drop for Serving {
     fn drop(&mut self) {
-        self.0.0.store(false, Ordering::Relaxed);
+        self.0.is_serving.store(false, Ordering::Relaxed);
     }
 }
 
@@ -104,7 +121,7 @@ impl<S> Patient<S> {
 
     /// Nothing came: rings when the client has been silent too long.
     fn wait_for_read(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        if self.busy.0.load(Ordering::Relaxed) {
+        if self.busy.is_serving.load(Ordering::Relaxed) {
             self.read_until = None;
             self.in_header = false;
             return Poll::Pending;
@@ -115,7 +132,7 @@ impl<S> Patient<S> {
     }
 
     fn note_read(&mut self) {
-        if self.busy.0.load(Ordering::Relaxed) {
+        if self.busy.is_serving.load(Ordering::Relaxed) {
             self.in_header = false;
             self.read_until = None;
         } else if !self.in_header {

@@ -2,7 +2,9 @@
 //!
 //! The whole life is one future in the client's connection task. Dropping it at any point (the client left) drops the
 //! guard of the request and the engine's connection, and nothing else is needed to cancel. What one would get wrong: a
-//! request goes to at most one engine. Only where not a byte has been written may the next choice be tried.
+//! request that an engine may have worked on goes to no other one by itself: the next choice is tried only where not a
+//! byte has been written. Any other failure before the client has seen a byte is told to the router, which names another
+//! engine or has what the last attempt left delivered; it waits here, see [`Held`].
 
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::sync::Arc;
@@ -16,17 +18,19 @@ use http::response::Parts as Answered;
 use http::{HeaderMap, Method, Request, Response, StatusCode, Uri};
 use http_body_util::Full;
 use hyper::body::Incoming;
+use tokio::time::Instant;
 
 use super::access::{Access, Caller, Denied, Peer};
 use super::account::{Account, End};
 use super::answer::{self, Reply, Shape};
 use super::body::{self, BodyError};
 use super::prepare::{Ask, Prepared, Preparer, Refusal};
-use super::relay::{Relay, Route};
+use super::relay::{Relay, Route, Source};
 use super::request::Endpoint;
 use super::routes::{self, Target};
 use super::tls::ServerTls;
 use super::upstream::{Exchange, Upstream, UpstreamError};
+use super::verdict::{self, Verdict};
 use super::{headers, overview};
 use crate::config::{FrontConfig, UpstreamConfig};
 use crate::error::{
@@ -35,11 +39,11 @@ use crate::error::{
     ROUTER_OVERLOADED, UPSTREAM_TIMEOUT, UPSTREAM_UNREACHABLE,
 };
 use crate::fleet::{FleetView, Replica};
-use crate::mailbox::{Choice, Decision, InFlight, Mailbox, Outcome, Slot};
+use crate::mailbox::{Choice, Decision, Failure, InFlight, Mailbox, Outcome, Slot};
 use crate::metrics::Metrics;
 use crate::requests::RequestTable;
 
-/// Times that the router is asked about one request when none of its choices can be reached.
+/// Times that the router is asked about one request that no engine has answered.
 const DECISIONS_MAX: usize = 3;
 /// What a client is told to wait when a queue of ours is full.
 const OVERLOAD_PAUSE_S: f64 = 1.0;
@@ -122,6 +126,11 @@ impl Front {
     pub(super) fn mailbox(&self) -> &Arc<Mailbox> {
         &self.mailbox
     }
+
+    /// How long a stream may be silent before the client gets a comment; `None`: as long as it likes.
+    fn keep_alive(&self) -> Option<Duration> {
+        (self.config.keep_alive_s > 0.0).then(|| Duration::from_secs_f64(self.config.keep_alive_s))
+    }
 }
 
 /// Answers one request: refused at the door, or what its path leads to.
@@ -171,7 +180,7 @@ async fn route(front: &Arc<Front>, caller: &Caller, request: Request<Incoming>) 
         Target::Models => overview::models(&front.fleet.load()),
         Target::Model => overview::model(&front.fleet.load(), routes::model_name(path).unwrap_or_default()),
         Target::Health => answer::json(200, "{}"),
-        Target::Ready => overview::ready(&front.fleet.load()),
+        Target::Ready => overview::ready(&front.fleet.load(), &front.mailbox.standings()),
         Target::Metrics => answer::with_type(200, "text/plain; version=0.0.4; charset=utf-8", front.metrics.render()),
         Target::Version => overview::version(),
     }
@@ -191,6 +200,17 @@ async fn forward_for(
     front.access.clean(caller, request.headers_mut());
     let mut response = forward(front, request, endpoint).await;
     response.body_mut().count(share);
+    response
+}
+
+/// The answer to a request whose turn does not come before the process ends.
+pub(super) fn shutting_down(path: &str) -> Response<Reply> {
+    let shape = match routes::find(path).map(|found| found.target) {
+        Some(Target::ByPrefix(endpoint)) => Shape::of(endpoint),
+        _ => Shape::default(),
+    };
+    let mut response = answer::error(shape, ROUTER_OVERLOADED, "The router is shutting down.");
+    answer::retry_after(&mut response, OVERLOAD_PAUSE_S);
     response
 }
 
@@ -320,6 +340,68 @@ struct Sent {
     prompt_tokens: u32,
 }
 
+/// An answer that may go to the client.
+struct Begun<'c> {
+    choice: &'c Choice,
+    replica: Arc<Replica>,
+    answered: Response<()>,
+    exchange: Exchange,
+    /// What was read of the body already.
+    first: Bytes,
+}
+
+/// An attempt that gave the client nothing.
+struct Attempt {
+    failure: Failure,
+    held: Held,
+}
+
+impl Attempt {
+    fn of(error: &UpstreamError) -> Self {
+        let failure =
+            Failure { error: error.kind().to_owned(), accepted: !error.is_before_sending(), ..Failure::default() };
+        Self { failure, held: Held::Error(unreachable_engine(error)) }
+    }
+}
+
+/// Why a replica's attempt gave nothing.
+enum Unanswered {
+    Answer(Box<Attempt>),
+    Error(UpstreamError),
+}
+
+impl From<UpstreamError> for Unanswered {
+    fn from(error: UpstreamError) -> Self {
+        Self::Error(error)
+    }
+}
+
+/// What the client gets when nobody else takes its request.
+enum Held {
+    Answer(Box<HeldAnswer>),
+    Error(Refused),
+}
+
+/// An engine's error in full: at most [`verdict::HELD_BYTES_MAX`] bytes.
+struct HeldAnswer {
+    /// Its id, where clients may see it.
+    replica: Option<String>,
+    answered: Response<Bytes>,
+}
+
+impl Held {
+    fn nothing() -> Self {
+        Self::Error(Refused::new(UPSTREAM_UNREACHABLE, "No engine could be reached.", End::Failed))
+    }
+
+    /// Takes what a later attempt left; an engine's own words are worth more than ours.
+    fn replace(&mut self, later: Self) {
+        if matches!((&*self, &later), (_, Self::Answer(_)) | (Self::Error(_), _)) {
+            *self = later;
+        }
+    }
+}
+
 impl Journey<'_> {
     async fn run(&mut self, id: u64, incoming: Incoming) -> Result<Response<Reply>, Refused> {
         let front = self.front;
@@ -359,9 +441,10 @@ impl Journey<'_> {
         Ok(())
     }
 
-    /// Asks the router, and again if none of its choices can be reached.
+    /// Asks the router, and again while no engine has answered.
     async fn decide_and_send(&mut self, mut flight: InFlight, sent: &Sent) -> Result<Response<Reply>, Refused> {
         let clock = self.front.mailbox.clock();
+        let mut held = Held::nothing();
         for round in 1..=DECISIONS_MAX {
             let asked_s = clock.now_s();
             let decision = flight.decision().await;
@@ -370,30 +453,27 @@ impl Journey<'_> {
             let choices = match decision {
                 Some(Decision::Dispatch { choices, .. }) => choices,
                 Some(Decision::Shed { face, retry_after_s }) => return Err(Refused::shed(face, retry_after_s)),
+                Some(Decision::Deliver) => return self.deliver(held),
                 None => return Err(Refused::overloaded("The router is stopping.")),
             };
             match self.walk(&choices, &flight, sent).await {
-                Ok((choice, replica, answered)) => return Ok(self.relay(flight, choice, &replica, answered, sent)),
-                Err(error) if error.is_before_sending() && round < DECISIONS_MAX => {
-                    flight.unreached(error.kind().to_owned(), self.tried.clone());
-                }
-                Err(error) => {
-                    let tried = std::mem::take(&mut self.tried);
-                    flight.ends(Outcome::Failed { error: error.kind().to_owned(), tried });
-                    return Err(unreachable_engine(&error));
+                Ok(begun) => return Ok(self.relay(flight, begun, sent)),
+                Err(attempt) => {
+                    held.replace(attempt.held);
+                    if round < DECISIONS_MAX {
+                        flight.asks_again(attempt.failure, self.tried.clone());
+                    } else {
+                        let tried = std::mem::take(&mut self.tried);
+                        flight.ends(Outcome::Failed { failure: attempt.failure, tried });
+                    }
                 }
             }
         }
-        Err(Refused::new(UPSTREAM_UNREACHABLE, "No engine could be reached.", End::Failed))
+        self.deliver(held)
     }
 
-    /// Tries the choices in order until one takes the request. The error is the last one's.
-    async fn walk<'c>(
-        &mut self,
-        choices: &'c [Choice],
-        flight: &InFlight,
-        sent: &Sent,
-    ) -> Result<(&'c Choice, Arc<Replica>, (Response<()>, Exchange)), UpstreamError> {
+    /// Tries the choices in order until one takes the request. The failure is the last one's.
+    async fn walk<'c>(&mut self, choices: &'c [Choice], flight: &InFlight, sent: &Sent) -> Result<Begun<'c>, Attempt> {
         let mut last = UpstreamError::Unsent;
         for (row, choice) in choices.iter().enumerate() {
             if row > 0 {
@@ -401,25 +481,73 @@ impl Journey<'_> {
             }
             self.tried.push(choice.slot);
             let Some(replica) = self.replica(&sent.pool, choice.slot) else { continue };
-            let request = || self.engine_request(&replica, &sent.body);
-            match self.front.upstream.exchange(&replica.authority, replica.update.tls.as_ref(), request).await {
-                Ok(answered) => return Ok((choice, replica, answered)),
-                Err(error) => {
-                    self.note_failure(&replica, &error);
+            match self.attempt(choice, &replica, sent).await {
+                Ok(begun) => return Ok(begun),
+                Err(Unanswered::Answer(attempt)) => return Err(*attempt),
+                Err(Unanswered::Error(error)) => {
+                    self.note_failure(&replica, error.kind(), &error);
                     if !error.is_before_sending() {
-                        return Err(error);
+                        return Err(Attempt::of(&error));
                     }
                     last = error;
                 }
             }
         }
-        Err(last)
+        Err(Attempt::of(&last))
     }
 
-    fn note_failure(&self, replica: &Replica, error: &UpstreamError) {
+    /// Sends the request to one replica and looks at the beginning of its answer.
+    async fn attempt<'c>(
+        &self,
+        choice: &'c Choice,
+        replica: &Arc<Replica>,
+        sent: &Sent,
+    ) -> Result<Begun<'c>, Unanswered> {
+        let started = Instant::now();
+        let upstream = &self.front.upstream;
+        let request = || self.engine_request(replica, &sent.body);
+        let (answered, mut exchange) = upstream.exchange(&replica.authority, replica.update.tls.as_ref(), request).await?;
+        let quiet_from = self.front.keep_alive().map(|pause| started + pause);
+        let deadline = started + upstream.first_byte_timeout();
+        match verdict::look(&answered, &mut exchange, deadline, quiet_from).await? {
+            Verdict::Passes(first) => Ok(Begun { choice, replica: Arc::clone(replica), answered, exchange, first }),
+            Verdict::Failed { failure, body } => {
+                let status = answered.status().as_u16();
+                self.note_failure(replica, &failure.error, &format_args!("answered with status {status}"));
+                let replica = self.front.config.expose_headers.then(|| replica.id.clone());
+                let held = Held::Answer(Box::new(HeldAnswer { replica, answered: answered.map(|()| body) }));
+                Err(Unanswered::Answer(Box::new(Attempt { failure, held })))
+            }
+        }
+    }
+
+    fn note_failure(&self, replica: &Replica, kind: &str, words: &dyn std::fmt::Display) {
         let request_id = self.request_id.to_str().unwrap_or_default();
-        tracing::warn!(request_id, replica = replica.id, "the request failed: {error}");
-        self.front.metrics.inc("warmfront_upstream_failures_total", &[&replica.id, error.kind()], 1);
+        if matches!(kind, "rejected" | "stream_rejected") {
+            tracing::debug!(request_id, replica = replica.id, "the engine has no room: {words}"); // many in an overload
+        } else {
+            tracing::warn!(request_id, replica = replica.id, "the request failed: {words}");
+        }
+        self.front.metrics.inc("warmfront_upstream_failures_total", &[&replica.id, kind], 1);
+    }
+
+    /// Ends the request with what its last attempt left: the engine's own answer, byte for byte, or an error of ours.
+    fn deliver(&mut self, held: Held) -> Result<Response<Reply>, Refused> {
+        let HeldAnswer { replica, answered } = match held {
+            Held::Error(refused) => return Err(refused),
+            Held::Answer(answer) => *answer,
+        };
+        let (Answered { status, headers, .. }, body) = answered.into_parts();
+        if let Some(account) = &mut self.account {
+            account.ends(End::EngineError);
+            account.metrics().inc("warmfront_relayed_bytes_total", &["down"], body.len() as u64);
+        }
+        let mut response = Response::new(Reply::whole(body));
+        *response.status_mut() = status;
+        *response.headers_mut() = headers::for_client(status, headers);
+        let replica = replica.and_then(|id| HeaderValue::try_from(id).ok());
+        set(response.headers_mut(), headers::REPLICA, replica);
+        Ok(response)
     }
 
     /// The replica in a slot of a pool, if it is still there.
@@ -460,14 +588,8 @@ impl Journey<'_> {
     }
 
     /// Hands the answer and everything that ends with it to the body of the response.
-    fn relay(
-        &mut self,
-        flight: InFlight,
-        choice: &Choice,
-        replica: &Replica,
-        (answered, exchange): (Response<()>, Exchange),
-        sent: &Sent,
-    ) -> Response<Reply> {
+    fn relay(&mut self, flight: InFlight, begun: Begun<'_>, sent: &Sent) -> Response<Reply> {
+        let Begun { choice, replica, answered, exchange, first } = begun;
         let account = self.account.take().expect("handed on once");
         note_dispatch(&account, choice, sent);
         let front = self.front;
@@ -486,7 +608,8 @@ impl Journey<'_> {
         };
         let pace = front.mailbox.pace(&sent.pool, choice.slot);
         let clock = front.mailbox.clock();
-        let relay = Relay::new(exchange, (status.as_u16(), &headers), (flight, account, route), (clock, pace));
+        let source = Source { exchange, first, keep_alive: front.keep_alive() };
+        let relay = Relay::new(source, (status.as_u16(), &headers), (flight, account, route), (clock, pace));
         let mut response = Response::new(Reply::relay(relay));
         *response.status_mut() = status;
         *response.headers_mut() = headers;

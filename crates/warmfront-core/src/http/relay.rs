@@ -2,26 +2,30 @@
 //!
 //! The body of the client's response polls the engine's connection itself, in the client's task. It is polled only while
 //! the client's buffer has room, so a client that does not read holds back the engine instead of filling memory, and
-//! dropping it (the client left) closes the engine's connection. When the engine dies half-way, a stream ends with one
-//! error event in its protocol and without the end marker; any other body is cut, which the client sees as an error.
+//! dropping it (the client left) closes the engine's connection. When the engine dies half-way, or the process stops, a
+//! stream ends with one error event in its protocol and without the end marker; any other body is cut, which the client
+//! sees as an error.
 
+use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use bytes::Bytes;
 use http::HeaderMap;
-use http::header::{CONTENT_ENCODING, CONTENT_TYPE};
 use http_body::{Body, Frame, SizeHint};
 use thiserror::Error;
+use tokio::time::{Instant, Sleep};
 
 use super::account::{Account, End};
 use super::answer::{self, Shape};
 use super::sse::{Kind, Observer};
 use super::upstream::{Exchange, UpstreamError};
+use super::verdict::kind_of;
 use crate::clock::Clock;
-use crate::error::UPSTREAM_UNREACHABLE;
-use crate::mailbox::{InFlight, Outcome, PaceCell, Slot};
+use crate::error::{Face, ROUTER_OVERLOADED, UPSTREAM_UNREACHABLE};
+use crate::mailbox::{Failure, InFlight, Outcome, PaceCell, Slot};
 use crate::metrics::{Counter, Gauge, Histogram};
 
 /// The body was cut because the engine's was.
@@ -40,10 +44,34 @@ pub(crate) struct Route {
     pub request_id: String,
 }
 
+/// Where the bytes come from.
+#[derive(Debug)]
+pub(crate) struct Source {
+    pub exchange: Exchange,
+    /// What was read of the body already; empty: nothing.
+    pub first: Bytes,
+    /// Silence after which a stream's client gets a comment.
+    pub keep_alive: Option<Duration>,
+}
+
+/// Sends a comment now and then while a stream is silent.
+#[derive(Debug)]
+struct KeepAlive {
+    pause: Duration,
+    timer: Pin<Box<Sleep>>,
+    /// Something went to the client since the timer was set: it is set again instead of ringing.
+    has_sent: bool,
+}
+
+/// An event that every client of a stream ignores.
+const COMMENT: &[u8] = b": keep-alive\n\n";
+
 /// See the module text.
 #[derive(Debug)]
 pub struct Relay {
     exchange: Exchange,
+    first: Bytes,
+    keep_alive: Option<Box<KeepAlive>>,
     /// Bytes of the body still to come, where the engine announced their number.
     remaining: Option<u64>,
     state: State,
@@ -82,7 +110,7 @@ impl Drop for Open {
 impl Relay {
     /// Takes over an answer whose header has come.
     pub(crate) fn new(
-        exchange: Exchange,
+        Source { exchange, first, keep_alive }: Source,
         (status, headers): (u16, &HeaderMap),
         (flight, account, route): (InFlight, Account, Route),
         (clock, pace): (Clock, Arc<PaceCell>),
@@ -94,8 +122,13 @@ impl Relay {
             streams.add(1.0);
         }
         let remaining = exchange.length();
+        let keep_alive = keep_alive
+            .filter(|_| kind == Kind::Events && remaining.is_none())
+            .map(|pause| Box::new(KeepAlive::new(pause)));
         let mut relay = Self {
             exchange,
+            first,
+            keep_alive,
             remaining,
             state: State::Flowing,
             status,
@@ -126,11 +159,9 @@ impl Relay {
             return;
         }
         let now_s = self.clock.now_s();
-        if seen.first_token {
+        if seen.first_token && self.status < 400 {
             self.flight.first_token(now_s, self.route.slot);
-            if self.status < 400 {
-                self.account.first_token(now_s);
-            }
+            self.account.first_token(now_s);
         }
         if seen.events > 0 {
             if let Some(last_s) = self.last_event_s {
@@ -139,6 +170,29 @@ impl Relay {
             }
             self.last_event_s = Some(now_s);
         }
+    }
+
+    /// Looks at a piece on its way out.
+    fn pass(&mut self, data: Bytes) -> Frame<Bytes> {
+        self.note(&data);
+        if let Some(keep_alive) = &mut self.keep_alive {
+            keep_alive.has_sent = true;
+        }
+        if self.remaining == Some(0) {
+            self.finish(); // hyper stops polling at the announced length
+        }
+        Frame::data(data)
+    }
+
+    /// A comment for a client that has heard nothing for long, between two events.
+    fn poll_comment(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Cut>>> {
+        let Some(keep_alive) = &mut self.keep_alive else { return Poll::Pending };
+        while keep_alive.poll(cx).is_ready() {
+            if !self.observer.is_inside_event() {
+                return Poll::Ready(Some(Ok(Frame::data(Bytes::from_static(COMMENT)))));
+            }
+        }
+        Poll::Pending
     }
 
     /// The answer has come in full.
@@ -158,36 +212,59 @@ impl Relay {
     /// The engine died half-way.
     fn fail(&mut self, error: &UpstreamError) -> Option<Result<Frame<Bytes>, Cut>> {
         self.state = State::Over;
-        let replica = self.route.replica.as_str();
-        tracing::warn!(request_id = self.route.request_id, replica, "the answer broke off: {error}");
-        self.account.metrics().inc("warmfront_upstream_failures_total", &[replica, "midstream"], 1);
-        self.account.ends(End::Failed);
-        self.flight.ends(Outcome::Failed { error: "midstream".to_owned(), tried: self.route.tried.clone() });
         if self.observer.is_done() {
             self.settle(); // only the framing behind the end marker was missing
             return None;
         }
+        let replica = self.route.replica.as_str();
+        tracing::warn!(request_id = self.route.request_id, replica, "the answer broke off: {error}");
+        self.account.metrics().inc("warmfront_upstream_failures_total", &[replica, "midstream"], 1);
+        self.account.ends(End::Failed);
+        let failure = Failure { error: "midstream".to_owned(), accepted: true, ..Failure::default() };
+        self.flight.ends(Outcome::Failed { failure, tried: self.route.tried.clone() });
+        Some(self.last_words(UPSTREAM_UNREACHABLE, "The engine stopped answering."))
+    }
+
+    /// The process stops and waits no longer.
+    pub(crate) fn cut(&mut self) -> Option<Result<Frame<Bytes>, Cut>> {
+        if self.state == State::Over {
+            return None;
+        }
+        self.state = State::Over;
+        if self.observer.is_done() {
+            self.settle();
+            return None;
+        }
+        self.account.ends(End::Cut); // the ledger hears of it as of a client that left
+        Some(self.last_words(ROUTER_OVERLOADED, "The router is shutting down."))
+    }
+
+    /// Tells the client that no more comes: an event where the protocol has one, else a body without its end.
+    fn last_words(&self, face: Face, message: &str) -> Result<Frame<Bytes>, Cut> {
         if !matches!(self.observer.kind(), Kind::Events) || self.remaining.is_some() {
-            return Some(Err(Cut));
+            return Err(Cut);
         }
         let gap = if self.observer.is_inside_event() { "\n\n" } else { "" };
-        let event = answer::error_event(self.route.shape, UPSTREAM_UNREACHABLE, "The engine stopped answering.");
-        Some(Ok(Frame::data(format!("{gap}{event}").into())))
+        let event = answer::error_event(self.route.shape, face, message, self.observer.events());
+        Ok(Frame::data(format!("{gap}{event}").into()))
     }
 }
 
-/// What the observer may look for in a body with these headers.
-fn kind_of(headers: &HeaderMap) -> Kind {
-    if headers.contains_key(CONTENT_ENCODING) {
-        return Kind::Opaque;
+impl KeepAlive {
+    fn new(pause: Duration) -> Self {
+        let timer = Box::pin(tokio::time::sleep(pause));
+        Self { pause, timer, has_sent: false }
     }
-    let content_type = headers.get(CONTENT_TYPE).map_or(&b""[..], |value| value.as_bytes());
-    if content_type.starts_with(b"text/event-stream") {
-        Kind::Events
-    } else if content_type.starts_with(b"application/json") {
-        Kind::Json
-    } else {
-        Kind::Opaque
+
+    /// Ready when the client has heard nothing for a pause.
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        loop {
+            std::task::ready!(self.timer.as_mut().poll(cx));
+            self.timer.as_mut().reset(Instant::now() + self.pause);
+            if !std::mem::take(&mut self.has_sent) {
+                return Poll::Ready(());
+            }
+        }
     }
 }
 
@@ -200,27 +277,28 @@ impl Body for Relay {
         if relay.state == State::Over {
             return Poll::Ready(None);
         }
+        if !relay.first.is_empty() {
+            let first = std::mem::take(&mut relay.first);
+            return Poll::Ready(Some(Ok(relay.pass(first))));
+        }
         loop {
-            match std::task::ready!(relay.exchange.poll_frame(cx)) {
-                Some(Ok(frame)) => {
+            match relay.exchange.poll_frame(cx) {
+                Poll::Ready(Some(Ok(frame))) => {
                     let Ok(data) = frame.into_data() else { continue }; // trailers belong to the hop
-                    relay.note(&data);
-                    if relay.remaining == Some(0) {
-                        relay.finish(); // hyper stops polling at the announced length
-                    }
-                    return Poll::Ready(Some(Ok(Frame::data(data))));
+                    return Poll::Ready(Some(Ok(relay.pass(data))));
                 }
-                Some(Err(error)) => return Poll::Ready(relay.fail(&error)),
-                None => {
+                Poll::Ready(Some(Err(error))) => return Poll::Ready(relay.fail(&error)),
+                Poll::Ready(None) => {
                     relay.finish();
                     return Poll::Ready(None);
                 }
+                Poll::Pending => return relay.poll_comment(cx),
             }
         }
     }
 
     fn size_hint(&self) -> SizeHint {
-        self.exchange.size_hint()
+        self.remaining.map_or_else(SizeHint::default, SizeHint::with_exact)
     }
 }
 

@@ -2,6 +2,7 @@
 //!
 //! *Draining*: `/ready` says 503, and each answer is the last of its connection; can be taken back. *Stopping*: the same,
 //! and accepting ends after the settle time. *Closing*: idle connections are closed, running answers are the last.
+//! *Cut*: the grace time is over, and running answers end with an error.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -19,6 +20,7 @@ struct StopState {
     is_set: AtomicBool,
     is_handed_over: AtomicBool,
     is_closing: AtomicBool,
+    is_cut: AtomicBool,
     notify: Notify,
 }
 
@@ -65,6 +67,17 @@ impl Stop {
     pub(super) fn close(&self) {
         self.0.is_closing.store(true, Ordering::Release);
         self.0.notify.notify_waiters();
+    }
+
+    /// Ends what has not ended by itself.
+    pub(super) fn cut(&self) {
+        self.0.is_cut.store(true, Ordering::Release);
+        self.0.notify.notify_waiters();
+    }
+
+    /// Ready once the grace time is over: answers end now.
+    pub(super) async fn cutting(&self) {
+        self.wait_for(|state| &state.is_cut).await;
     }
 
     async fn wait_for(&self, flag: impl Fn(&StopState) -> &AtomicBool) {

@@ -20,7 +20,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::{Request, Response, StatusCode};
-use http_body::{Body as _, Frame, SizeHint};
+use http_body::{Body as _, Frame};
 use http_body_util::Full;
 use hyper::body::Incoming;
 use hyper::client::conn::http1::{self, Connection, SendRequest};
@@ -161,6 +161,10 @@ impl Upstream {
         });
     }
 
+    pub(crate) fn first_byte_timeout(&self) -> Duration {
+        Duration::from_secs_f64(self.config.first_byte_timeout_s)
+    }
+
     pub(crate) fn idle_timeout(&self) -> Duration {
         Duration::from_secs_f64(self.config.idle_timeout_s)
     }
@@ -226,8 +230,7 @@ impl Upstream {
         mut link: Box<Link>,
         request: Request<Full<Bytes>>,
     ) -> Result<(Response<()>, Exchange), UpstreamError> {
-        let limit = Duration::from_secs_f64(self.config.first_byte_timeout_s);
-        let response = match tokio::time::timeout(limit, link.send(request)).await {
+        let response = match tokio::time::timeout(self.first_byte_timeout(), link.send(request)).await {
             Ok(answered) => answered?,
             Err(_elapsed) => return Err(UpstreamError::FirstByteTimeout),
         };
@@ -332,10 +335,6 @@ impl Exchange {
         self.length
     }
 
-    pub(crate) fn size_hint(&self) -> SizeHint {
-        self.incoming.size_hint()
-    }
-
     /// The next piece of the body: moves the connection on, then takes what it brought.
     pub(crate) fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, UpstreamError>>> {
         let Some(link) = &mut self.link else { return Poll::Ready(None) };
@@ -355,6 +354,19 @@ impl Exchange {
         }
         cx.waker().wake_by_ref();
         Poll::Pending
+    }
+
+    /// The next data of the body; `None` at its end.
+    pub(crate) async fn next(&mut self) -> Option<Result<Bytes, UpstreamError>> {
+        loop {
+            match std::future::poll_fn(|cx| self.poll_frame(cx)).await? {
+                Ok(frame) => {
+                    let Ok(data) = frame.into_data() else { continue }; // trailers belong to the hop
+                    return Some(Ok(data));
+                }
+                Err(error) => return Some(Err(error)),
+            }
+        }
     }
 
     /// The body has been read to its end: the connection may serve another request.

@@ -12,6 +12,19 @@ use tokio::sync::oneshot;
 use super::{Decision, Event, Full, Mailbox, RequestFacts, RequestId, Slot, Usage};
 use crate::requests::{Prompt, RequestTable};
 
+/// What went wrong in one attempt to have a request answered.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Failure {
+    /// A short fixed word, usable as a label.
+    pub error: String,
+    /// Of the engine's answer, where there was one; of an error inside a stream, the status that it stands for.
+    pub status: Option<u16>,
+    /// How long the engine wants to be left alone.
+    pub retry_after_s: Option<f64>,
+    /// The engine may have worked on the request.
+    pub accepted: bool,
+}
+
 /// How a dispatched request ends.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub enum Outcome {
@@ -21,8 +34,8 @@ pub enum Outcome {
     /// The engine answered in full, with whatever status.
     Finished { slot: Slot, status: u16, usage: Option<Usage>, chunks: u32 },
     /// It may have been worked on and did not end well.
-    Failed { error: String, tried: Vec<Slot> },
-    /// Refused by the router: nothing to report.
+    Failed { failure: Failure, tried: Vec<Slot> },
+    /// Refused by the router, or ended by its word: nothing to report.
     Shed,
 }
 
@@ -47,6 +60,7 @@ impl InFlight {
         let id = facts.id;
         table.insert(id, prompt);
         let decision = mailbox.decide(facts).inspect_err(|Full| table.remove(id))?;
+        mailbox.entered();
         Ok(Self {
             id,
             outcome: Outcome::default(),
@@ -84,11 +98,11 @@ impl InFlight {
         self.mailbox.push(Event::FirstToken { id: self.id, time_s, slot });
     }
 
-    /// None of the choices could be reached and nothing was sent: the router may decide once more.
-    pub fn unreached(&mut self, error: String, tried: Vec<Slot>) {
+    /// No choice answered and the client has not seen a byte: the router decides once more.
+    pub fn asks_again(&mut self, failure: Failure, tried: Vec<Slot>) {
         self.table.withdrawn(self.id);
         self.decision = self.mailbox.wait_for_decision(self.id);
-        self.mailbox.push(Event::Failed { id: self.id, time_s: self.now_s(), error, tried, began: false });
+        self.mailbox.push(Event::Failed { id: self.id, time_s: self.now_s(), failure, tried, began: false });
     }
 
     /// Sets how the request ends; reported when this value is dropped.
@@ -111,7 +125,7 @@ impl InFlight {
         let Some(mut receiver) = self.decision.take() else { return };
         if let Some(decision) = self.mailbox.forget(self.id).or_else(|| receiver.try_recv().ok()) {
             self.mailbox.delivered();
-            if matches!(decision, Decision::Shed { .. }) {
+            if !matches!(decision, Decision::Dispatch { .. }) {
                 self.outcome = Outcome::Shed;
             }
         }
@@ -121,6 +135,7 @@ impl InFlight {
 impl Drop for InFlight {
     fn drop(&mut self) {
         self.unseen_decision();
+        self.mailbox.left();
         self.table.remove(self.id);
         let (id, time_s) = (self.id, self.now_s());
         self.mailbox.push(match std::mem::take(&mut self.outcome) {
@@ -128,7 +143,7 @@ impl Drop for InFlight {
             Outcome::Finished { slot, status, usage, chunks } => {
                 Event::Finished { id, time_s, slot, status, usage, chunks }
             }
-            Outcome::Failed { error, tried } => Event::Failed { id, time_s, error, tried, began: true },
+            Outcome::Failed { failure, tried } => Event::Failed { id, time_s, failure, tried, began: true },
             Outcome::Shed => return,
         });
     }

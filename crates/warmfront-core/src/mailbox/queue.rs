@@ -10,8 +10,8 @@
 //! batch of commands wakes the carrier, which wakes the requests from their own thread. Without a carrier each wakes its
 //! receiver itself.
 
-use std::collections::{HashMap, VecDeque};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -20,7 +20,9 @@ use thiserror::Error;
 use tokio::sync::{Notify, oneshot};
 
 use super::pace::PaceBook;
-use super::{Choice, Command, Event, PaceCell, RequestFacts, RequestId, Slot, decode_commands, encode_events};
+use super::{
+    Choice, Command, Event, PaceCell, RequestFacts, RequestId, Slot, Standing, decode_commands, encode_events,
+};
 use crate::clock::Clock;
 use crate::config::QueueConfig;
 use crate::error::{CoreError, Face};
@@ -30,9 +32,20 @@ use std::sync::Arc;
 /// What the router decided for one request.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Decision {
-    Dispatch { choices: Vec<Choice>, reason: String },
-    Shed { face: Face, retry_after_s: Option<f64> },
+    Dispatch {
+        choices: Vec<Choice>,
+        reason: String,
+    },
+    Shed {
+        face: Face,
+        retry_after_s: Option<f64>,
+    },
+    /// Nobody else takes it: what the last attempt left is the answer.
+    Deliver,
 }
+
+/// Replicas that are not in full service, by pool; pools without any are absent.
+pub type Standings = BTreeMap<String, Vec<Standing>>;
 
 /// The router's answer to a question of the admin API: JSON.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -69,6 +82,9 @@ pub struct Mailbox {
     /// There is something for the carrier to do.
     errand: Notify,
     pace: PaceBook,
+    standings: Mutex<Standings>,
+    /// Requests that have entered and not ended: while there are any, time is told.
+    in_flight: AtomicUsize,
     last_id: AtomicU64,
     event_depth: Gauge,
     command_depth: Gauge,
@@ -120,6 +136,8 @@ impl Mailbox {
             picked_up: Condvar::new(),
             errand: Notify::new(),
             pace: PaceBook::default(),
+            standings: Mutex::default(),
+            in_flight: AtomicUsize::new(0),
             last_id: AtomicU64::new(0),
             event_depth: metrics.gauge("warmfront_event_queue_depth", &[]),
             command_depth: metrics.gauge("warmfront_command_queue_depth", &[]),
@@ -211,6 +229,19 @@ impl Mailbox {
         Ok(receiver)
     }
 
+    pub(super) fn entered(&self) {
+        self.in_flight.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn left(&self) {
+        self.in_flight.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// What the router last said of replicas that are not in full service.
+    pub fn standings(&self) -> Standings {
+        self.standings.lock().clone()
+    }
+
     /// Puts an event in the queue. Never blocks and always takes it: ends of requests are bounded by the requests in
     /// flight, fleet and configuration changes by their senders.
     pub fn push(&self, event: Event) {
@@ -266,10 +297,10 @@ impl Mailbox {
         }
     }
 
-    /// Appends `Paced` if streams moved, and `Tick` if some request waits for its decision.
+    /// Appends `Paced` if streams moved, and `Tick` if some request is in flight: a silent engine makes no events.
     fn tell_time(&self, queue: &mut Queue, time_s: f64) {
         queue.events.extend(self.pace.flush(time_s));
-        if !self.waiting.lock().decisions.is_empty() {
+        if self.in_flight.load(Ordering::Relaxed) > 0 || !self.waiting.lock().decisions.is_empty() {
             queue.events.push_back(Event::Tick { time_s });
         }
     }
@@ -295,6 +326,15 @@ impl Mailbox {
                 }
                 Command::Shed { id, code, retry_after_s } => {
                     waiting.deliver(id, Decision::Shed { face: Face::by_code(&code), retry_after_s });
+                }
+                Command::Deliver { id } => waiting.deliver(id, Decision::Deliver),
+                Command::Standing { pool, rows } => {
+                    let mut standings = self.standings.lock();
+                    if rows.is_empty() {
+                        standings.remove(&pool);
+                    } else {
+                        standings.insert(pool, rows);
+                    }
                 }
                 Command::Answered { id, status, body } => {
                     if let Some(sender) = waiting.answers.remove(&id) {

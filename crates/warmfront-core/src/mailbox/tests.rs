@@ -13,7 +13,7 @@ use bytes::Bytes;
 use futures_util::FutureExt as _;
 use serde_json::Value;
 
-use super::{Basis, Decision, Event, Full, InFlight, Mailbox, Outcome, Received, RequestFacts, Route};
+use super::{Basis, Decision, Event, Failure, Full, InFlight, Mailbox, Outcome, Received, RequestFacts, Route};
 use crate::block::{BlockExtras, SeqHash};
 use crate::clock::Clock;
 use crate::config::{MetricConfig, MetricKind, QueueConfig};
@@ -322,14 +322,14 @@ async fn every_path_reports_exactly_one_end() {
             "failed",
             decided,
             true,
-            |_, flight| flight.ends(Outcome::Failed { error: "e".into(), tried: vec![0] }),
+            |_, flight| flight.ends(Outcome::Failed { failure: Failure::default(), tried: vec![0] }),
             Some("failed"),
         ),
         (
             "unreached, then left",
             decided,
             true,
-            |_, flight| flight.unreached("connect".into(), vec![0]),
+            |_, flight| flight.asks_again(Failure::default(), vec![0]),
             Some("cancelled"),
         ),
         (
@@ -337,7 +337,7 @@ async fn every_path_reports_exactly_one_end() {
             decided,
             true,
             |mailbox, flight| {
-                flight.unreached("connect".into(), vec![0]);
+                flight.asks_again(Failure::default(), vec![0]);
                 shed(mailbox, flight.id());
             },
             None,

@@ -9,7 +9,7 @@ use rmp::Marker;
 use rmp::decode::{self, RmpRead as _};
 use rmp::encode;
 
-use super::{Basis, Choice, Command, Event, RequestFacts, Route, Usage};
+use super::{Basis, Choice, Command, Event, RequestFacts, Route, Slot, Standing, Usage};
 use crate::error::CoreError;
 
 /// Batches are bounded by `queues.batch_max` events; a command batch may answer all that wait, so this only stops
@@ -52,10 +52,11 @@ fn encode_event(out: &mut Out, event: &Event) {
             }
             out.uint(u64::from(*chunks));
         }
-        Event::Failed { id, time_s, error, tried, began } => {
-            out.tagged("failed", 5);
-            out.uint(*id).float(*time_s).text(error);
-            out.uints(tried).boolean(*began);
+        Event::Failed { id, time_s, failure, tried, began } => {
+            out.tagged("failed", 8);
+            out.uint(*id).float(*time_s).text(&failure.error);
+            out.uints(tried).boolean(*began).maybe_uint(failure.status.map(u64::from));
+            out.maybe_float(failure.retry_after_s).boolean(failure.accepted);
         }
         Event::Cancelled { id, time_s } => {
             out.tagged("cancelled", 2);
@@ -194,6 +195,14 @@ impl Out {
         self.nil();
         self
     }
+
+    fn maybe_float(&mut self, value: Option<f64>) -> &mut Self {
+        if let Some(value) = value {
+            return self.float(value);
+        }
+        self.nil();
+        self
+    }
 }
 
 /// Decodes a batch `[[tag, ...], ...]`.
@@ -238,6 +247,15 @@ fn decode_command(input: &mut In<'_>) -> Result<Command, Bad> {
             let status = input.uint("answered.status")?;
             Ok(Command::Answered { id, status, body: Bytes::copy_from_slice(input.bytes("answered.body")?) })
         }
+        "deliver" => {
+            expect(2)?;
+            Ok(Command::Deliver { id: input.uint("deliver.id")? })
+        }
+        "standing" => {
+            expect(3)?;
+            let pool = input.text("standing.pool")?.to_owned();
+            Ok(Command::Standing { pool, rows: decode_standings(input)? })
+        }
         other => Err(Bad(format!("unknown tag {other:?}"))),
     }
 }
@@ -259,6 +277,22 @@ fn decode_choices(input: &mut In<'_>) -> Result<Vec<Choice>, Bad> {
         });
     }
     Ok(choices)
+}
+
+fn decode_standings(input: &mut In<'_>) -> Result<Vec<Standing>, Bad> {
+    let count = input.array("standing.rows", CHOICES_MAX)?;
+    let mut rows = Vec::with_capacity(count.min(1024) as usize);
+    for _ in 0..count {
+        if input.array("standing row", 3)? != 3 {
+            return Err(Bad("standing row: expected 3 fields".to_owned()));
+        }
+        rows.push(Standing {
+            slot: input.uint::<Slot>("standing.slot")?,
+            state: input.text("standing.state")?.to_owned(),
+            reason: input.text("standing.reason")?.to_owned(),
+        });
+    }
+    Ok(rows)
 }
 
 /// What is wrong and where, in words.
@@ -334,6 +368,7 @@ mod tests {
     use serde::de::DeserializeOwned;
 
     use super::*;
+    use crate::mailbox::Failure;
 
     fn decoded<T: DeserializeOwned>(event: Event) -> T {
         let (event,): (T,) = rmp_serde::from_slice(&encode_events(&[event])).unwrap();
@@ -375,10 +410,11 @@ mod tests {
             decoded::<(String, u64, f64, u32, u16, Option<Usage>, u32)>(finished),
             ("finished".into(), 1, 2.0, 3, 200, Some(usage), 4)
         );
-        let failed = Event::Failed { id: 1, time_s: 2.0, error: "e".into(), tried: vec![1, 2], began: true };
+        let failure = Failure { error: "e".into(), status: Some(503), retry_after_s: Some(1.5), accepted: true };
+        let failed = Event::Failed { id: 1, time_s: 2.0, failure, tried: vec![1, 2], began: true };
         assert_eq!(
-            decoded::<(String, u64, f64, String, Vec<u32>, bool)>(failed),
-            ("failed".into(), 1, 2.0, "e".into(), vec![1, 2], true)
+            decoded::<(String, u64, f64, String, Vec<u32>, bool, Option<u16>, Option<f64>, bool)>(failed),
+            ("failed".into(), 1, 2.0, "e".into(), vec![1, 2], true, Some(503), Some(1.5), true)
         );
         assert_eq!(
             decoded::<(String, u64, f64)>(Event::Cancelled { id: 1, time_s: 2.0 }),
@@ -443,13 +479,16 @@ mod tests {
 
     #[test]
     fn commands_are_read_as_python_writes_them() {
-        let mut bytes = vec![0x93];
+        let mut bytes = vec![0x95];
         // ["dispatch", 300, [[2, 64, nil], [0, 0, 1]], "why"]
         bytes.extend(b"\x94\xa8dispatch\xcd\x01\x2c\x92\x93\x02\x40\xc0\x93\x00\x00\x01\xa3why");
         // ["shed", 1, "fleet_saturated", 2]: a whole number where a float is meant
         bytes.extend(b"\x94\xa4shed\x01\xaffleet_saturated\x02");
         // ["answered", 9, 200, b"{}"]
         bytes.extend(b"\x94\xa8answered\x09\xcc\xc8\xc4\x02{}");
+        // ["deliver", 5], ["standing", "m", [[1, "open", "why"]]]
+        bytes.extend(b"\x92\xa7deliver\x05\x93\xa8standing\xa1m\x91\x93\x01\xa4open\xa3why");
+        let standing = Standing { slot: 1, state: "open".into(), reason: "why".into() };
         let choices = vec![
             Choice { slot: 2, cached_tokens: 64, prefill_slot: None },
             Choice { slot: 0, cached_tokens: 0, prefill_slot: Some(1) },
@@ -460,6 +499,8 @@ mod tests {
                 Command::Dispatch { id: 300, choices, reason: "why".into() },
                 Command::Shed { id: 1, code: "fleet_saturated".into(), retry_after_s: Some(2.0) },
                 Command::Answered { id: 9, status: 200, body: Bytes::from_static(b"{}") },
+                Command::Deliver { id: 5 },
+                Command::Standing { pool: "m".into(), rows: vec![standing] },
             ]
         );
     }

@@ -135,7 +135,7 @@ async fn stopped_by_itself(shared: &Shared) {
 
 async fn is_ready_in_time(shared: &Shared) -> bool {
     let ready = async {
-        while !shared.view.load().is_ready() {
+        while !shared.view.load().pools.iter().any(|pool| pool.is_ready()) {
             tokio::time::sleep(READY_INTERVAL).await;
         }
     };

@@ -16,6 +16,7 @@ async fn nobody() -> std::net::SocketAddr {
     TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap()
 }
 
+// bug 119
 #[tokio::test]
 async fn a_choice_that_refuses_the_connection_is_passed_over() {
     let engine = Engine::start(|_| Act::Say(json_reply("{}"))).await;
@@ -43,7 +44,8 @@ async fn a_request_that_reached_nobody_may_be_decided_again() {
     let world = World::start(options).await;
     assert_eq!(world.chat(CHAT).await.status, 200);
     world.expect_ends(&["finished"]).await;
-    assert_eq!(world.events("failed")[0][3..], [json!("connect"), json!([0, 7]), json!(false)]);
+    let failed = [json!("connect"), json!([0, 7]), json!(false), json!(null), json!(null), json!(false)];
+    assert_eq!(world.events("failed")[0][3..], failed);
 }
 
 #[tokio::test]
@@ -79,7 +81,7 @@ async fn deciding_again_is_bounded() {
 }
 
 #[tokio::test]
-async fn a_request_that_was_sent_is_never_sent_again() {
+async fn a_request_that_was_sent_goes_elsewhere_only_by_the_routers_word() {
     let first = Engine::start(|_| Act::SayAndClose(vec![])).await;
     let second = Engine::start(|_| Act::Say(json_reply("{}"))).await;
     let mut options = Options::new(&[&first, &second]);
@@ -87,8 +89,10 @@ async fn a_request_that_was_sent_is_never_sent_again() {
     let world = World::start(options).await;
     let answer = world.chat(CHAT).await;
     assert_eq!((answer.status, answer.json()["error"]["code"].as_str()), (502, Some("upstream_unreachable")));
-    world.expect_ends(&["failed"]).await;
+    world.expect_ends(&[]).await;
     assert_eq!((first.requests(), second.requests()), (1, 0));
+    let failed = [json!([0]), json!(false), json!(null), json!(null), json!(true)];
+    assert_eq!(world.events("failed")[0][4..], failed, "it may have been worked on");
 }
 
 #[tokio::test]
@@ -106,10 +110,11 @@ async fn an_answer_that_is_not_http_is_a_502_and_the_connection_serves_on() {
             assert_eq!((answer.status, answer.json()["error"]["code"].as_str()), (502, Some("upstream_unreachable")));
             assert!(answer.text().contains("could not be understood"), "{}", answer.text());
         }
-        world.expect_ends(&["failed", "failed"]).await;
+        world.expect_ends(&[]).await;
     }
 }
 
+// bug 99
 #[tokio::test]
 async fn an_idle_connection_that_the_engine_closed_is_not_used() {
     let (world, engine) = World::with(|_| Act::SayAndClose(json_reply("{}"))).await;
@@ -123,6 +128,7 @@ async fn an_idle_connection_that_the_engine_closed_is_not_used() {
     assert_eq!(engine.requests(), 5);
 }
 
+// bugs 54, 55
 #[tokio::test]
 async fn a_stream_whose_engine_dies_ends_with_an_error_event() {
     for (path, body, event) in [
@@ -130,7 +136,7 @@ async fn a_stream_whose_engine_dies_ends_with_an_error_event() {
         (
             "/v1/responses",
             r#"{"model":"m","input":"a","stream":true}"#,
-            "event: error\ndata: {\"type\":\"error\",\"code\":",
+            "event: error\ndata: {\"type\":\"error\",\"sequence_number\":1,",
         ),
         (
             "/v1/messages",
@@ -151,7 +157,7 @@ async fn a_stream_whose_engine_dies_ends_with_an_error_event() {
         let rest = answer.text().strip_prefix("data: {\"a\":1}\n\n").unwrap();
         assert!(rest.starts_with(event) && rest.ends_with("\n\n") && !rest.contains("[DONE]"), "{rest}");
         world.expect_ends(&["failed"]).await;
-        assert_eq!(world.events("failed")[0][3..], [json!("midstream"), json!([0]), json!(true)]);
+        assert_eq!(world.events("failed")[0][3..6], [json!("midstream"), json!([0]), json!(true)]);
         assert!(world.metrics.render().contains("outcome=\"failed\"} 1\n"));
     }
 }
@@ -219,6 +225,7 @@ async fn a_client_that_leaves_amid_a_stream_closes_the_engines_connection() {
     world.expect_ends(&["cancelled"]).await;
 }
 
+// bug 83
 #[tokio::test]
 async fn a_client_that_leaves_right_behind_the_end_marker_has_finished() {
     let (world, engine) = World::with(|_| {

@@ -153,14 +153,15 @@ async fn an_engine_that_does_not_begin_to_answer_is_given_up() {
     let world = World::start(options).await;
     let answer = world.chat(CHAT).await;
     assert_eq!((answer.status, answer.json()["error"]["code"].as_str()), (504, Some("upstream_timeout")));
-    world.expect_ends(&["failed"]).await;
+    world.expect_ends(&[]).await;
     eventually(|| engine.dropped.load(Ordering::Relaxed) == 1).await;
     assert_eq!(engine.requests(), 1);
 }
 
 #[tokio::test]
 async fn a_stopped_front_ends_its_streams_and_takes_no_new_connections() {
-    let engine = Engine::start(|_| Act::SayAndHang(crate::world::say(crate::world::SSE_HEAD))).await;
+    let pieces = vec![crate::world::SSE_HEAD.as_bytes().to_vec(), crate::world::chunk("data: {}\n\n")];
+    let engine = Engine::start(move |_| Act::SayAndHang(pieces.clone())).await;
     let mut options = Options::new(&[&engine]);
     options.front.grace_s = 0.2;
     let mut world = World::start(options).await;

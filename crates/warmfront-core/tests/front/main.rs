@@ -2,6 +2,7 @@
 
 mod access;
 mod endings;
+mod failures;
 mod leaving;
 mod limits;
 mod passing;

@@ -136,8 +136,8 @@ async fn an_engines_error_passes_as_it_is() {
     let (world, engine) = World::with(move |_| Act::Say(say(reply))).await;
     let answer = world.chat(CHAT).await;
     assert_eq!((answer.status, answer.text(), answer.header("retry-after")), (429, "{\"error\":{}}", Some("7")));
-    world.expect_ends(&["finished"]).await;
-    assert_eq!(world.events("finished")[0][4], 429);
+    world.expect_ends(&[]).await;
+    assert_eq!((world.events("failed").len(), &world.events("failed")[0][6]), (1, &json!(429)));
     assert_eq!(engine.requests(), 1);
     assert!(world.metrics.render().contains("outcome=\"engine_error\"} 1\n"));
 }

@@ -169,10 +169,26 @@ pub fn header<'a>(head: &'a str, name: &str) -> Option<&'a str> {
 /// What the deciding thread does with an event; `None`: nothing.
 pub type Decide = Box<dyn FnMut(&[Value]) -> Option<Vec<u8>> + Send>;
 
-/// Every arrival goes to these slots, in this order.
+/// Every arrival goes to these slots, in this order; what fails is delivered.
 pub fn always(slots: &[u32]) -> Decide {
     let slots = slots.to_vec();
-    Box::new(move |event| (event[0] == "arrived").then(|| dispatch(&event[1][0], &slots)))
+    Box::new(move |event| match event[0].as_str().unwrap() {
+        "arrived" => Some(dispatch(&event[1][0], &slots)),
+        "failed" if event[5] == false => Some(deliver(&event[1])),
+        _ => None,
+    })
+}
+
+/// Every arrival goes to the first slot, then, while it fails, to the next one; in the end it is delivered.
+pub fn one_after_another(slots: u32) -> Decide {
+    Box::new(move |event| match event[0].as_str().unwrap() {
+        "arrived" => Some(dispatch(&event[1][0], &[0])),
+        "failed" if event[5] == false => {
+            let tried = event[4].as_array().unwrap().len() as u32;
+            Some(if tried < slots { dispatch(&event[1], &[tried]) } else { deliver(&event[1]) })
+        }
+        _ => None,
+    })
 }
 
 pub fn never() -> Decide {
@@ -182,6 +198,10 @@ pub fn never() -> Decide {
 pub fn dispatch(id: &Value, slots: &[u32]) -> Vec<u8> {
     let choices: Vec<(u32, u32, Option<u32>)> = slots.iter().map(|slot| (*slot, 32, None)).collect();
     rmp_serde::to_vec(&[("dispatch", id.as_u64().unwrap(), choices, "test")]).unwrap()
+}
+
+pub fn deliver(id: &Value) -> Vec<u8> {
+    rmp_serde::to_vec(&[("deliver", id.as_u64().unwrap())]).unwrap()
 }
 
 pub fn shed(id: &Value, code: &str, retry_after_s: Option<f64>) -> Vec<u8> {
@@ -226,6 +246,7 @@ impl Options {
                 settle_s: 0.0,
                 handover: None,
                 handover_timeout_s: 10.0,
+                keep_alive_s: 0.0,
             },
             upstream: UpstreamConfig {
                 connect_timeout_s: 2.0,

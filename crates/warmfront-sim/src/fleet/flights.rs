@@ -5,7 +5,7 @@ use std::sync::Arc;
 use warmfront_core::block::SeqHash;
 use warmfront_core::error::CoreError;
 use warmfront_core::kv::wire::{EngineHash, EventBatch, KvEvent, Removed, Stored, Tier};
-use warmfront_core::mailbox::{Basis, Event, RequestFacts, RequestId, Route, Slot, Usage};
+use warmfront_core::mailbox::{Basis, Event, Failure, RequestFacts, RequestId, Route, Slot, Usage};
 use warmfront_core::requests::{Prompt, prefix_key};
 
 use super::member::Work;
@@ -183,7 +183,8 @@ impl Fleet {
             self.forget(id);
             self.flights.remove(&id);
         }
-        self.events.push(Event::Failed { id, time_s: self.now_s, error: UNREACHED.into(), tried, began });
+        let failure = Failure { error: UNREACHED.into(), ..Failure::default() };
+        self.events.push(Event::Failed { id, time_s: self.now_s, failure, tried, began });
         Ok(())
     }
 
@@ -195,8 +196,8 @@ impl Fleet {
         for id in ids {
             let Some(flight) = self.flights.remove(&id) else { continue };
             self.forget(id);
-            let (time_s, error) = (self.now_s, MIDSTREAM.to_owned());
-            self.events.push(Event::Failed { id, time_s, error, tried: flight.tried, began: true });
+            let failure = Failure { error: MIDSTREAM.to_owned(), accepted: true, ..Failure::default() };
+            self.events.push(Event::Failed { id, time_s: self.now_s, failure, tried: flight.tried, began: true });
         }
         self.members[slot as usize].in_flight = 0;
     }
