@@ -204,6 +204,13 @@ class Ended(Struct, frozen=True):
     """As reported."""
 
 
+class Patient(Protocol):
+    """A policy whose estimates are good enough to hold a request in the router. Optional."""
+
+    patience_s: float
+    """Estimated wait at the best replica above which a request is decided later, with fresh facts."""
+
+
 class Watching(Protocol):
     """A policy that compares what happened with what it expected. Optional."""
 

@@ -89,6 +89,7 @@ pub(super) async fn answer(front: Arc<Front>, request: Request<Incoming>) -> Res
         Target::Model => overview::model(&front.fleet.load(), routes::model_name(path).unwrap_or_default()),
         Target::Health => answer::json(200, "{}"),
         Target::Ready => overview::ready(&front.fleet.load()),
+        Target::Backlog => overview::backlog(&front.fleet.load(), &front.metrics),
         Target::Metrics => answer::with_type(200, "text/plain; version=0.0.4; charset=utf-8", front.metrics.render()),
         Target::Version => overview::version(),
     }
