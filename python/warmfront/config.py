@@ -317,14 +317,14 @@ class FlowConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """What a full queue does while only estimates hold requests back: `send` the next one to an engine all the same, or
     `shed` the newest of the least urgent. With nothing ready, or at the limits below, it sheds in any case."""
     weights: dict[str, Positive] = {}
-    """Shares of flows (`x-warmfront-flow`) while they compete: a flow of weight 2 gets twice the tokens of one of weight 1.
-    Flows without one have 1."""
+    """Shares of flows (`x-warmfront-flow`) while they compete: weight 2 gets twice the tokens of weight 1. Flows not
+    named here have 1."""
     late_binding: bool = True
     """Hold a request while every replica would make it wait, and decide with the facts of the moment. Only for policies
     that estimate waits (`marginal_cost`)."""
     kv_usage_max: Annotated[float, Meta(gt=0, le=1)] = 0.95
-    """With `late_binding`, an engine that reports waiting requests and at least this share of its KV memory in use gets
-    no more while another engine or the queue can take them."""
+    """With `late_binding`, an engine that reports waiting requests and at least this share of its KV memory in use has
+    no room: the queue holds requests while all are so, and others are chosen while only a few are."""
     in_flight_max: Count | None = None
     """Requests in flight of one pool. Unset: no limit; engines queue by themselves."""
     in_flight_max_per_replica: Count | None = None

@@ -94,7 +94,9 @@ DECISIONS = [
 ]
 
 FLOW = [
-    _gauge("waiting_band_requests", "Requests that wait, by priority band; lower bands are served first.", "pool", "band"),
+    _gauge(
+        "waiting_band_requests", "Requests that wait, by priority band; lower bands are served first.", "pool", "band"
+    ),
     _gauge("oldest_wait_seconds", "How long the first of the waiting requests has waited.", "pool"),
     _gauge("pool_requests", "Requests dispatched and not yet ended.", "pool"),
     _gauge("flow_limit", "Limits of flow control in force, each per pool; infinite: none.", "limit"),

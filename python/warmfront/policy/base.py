@@ -60,6 +60,8 @@ class Fleet:
         self.adapters = adapters
         """Which adapters each replica has loaded, by our own dispatches."""
         self.now_s = 0.0
+        self.held_s = 0.0
+        """How long the oldest request that the router holds has waited: work that no replica's row shows."""
         self.membership = 0
         """Grows whenever a slot gets or loses its replica."""
         self.eligible: list[Slot] = []

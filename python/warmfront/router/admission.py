@@ -1,10 +1,10 @@
 """Whether a request may be sent now, or is better held in the router.
 
 Two kinds of limit. *Hard* ones are the operator's (`in_flight_max`, `in_flight_max_per_replica`): nothing goes beyond.
-*Soft* ones are estimates, and apply only to policies that make them (`policy.base.Patient`): an engine that reports a
-queue and full KV memory gets nothing more, and a request is held when every replica would make it wait. What is easy to
-get wrong: an estimate may be off by any factor, so it never idles an engine. A replica with fewer than `BEHIND` requests
-before their first token always has room, however long those are expected to take.
+*Soft* ones are estimates, and apply only to policies that make them (`policy.base.Patient`): a request is held while
+every replica would make it wait, or reports a queue of its own and full KV memory. What is easy to get wrong: an
+estimate may be off by any factor, so it never idles an engine. A replica with fewer than `BEHIND` requests before their
+first token has room, however long those are expected to take.
 
 Source: docs/explanation/architecture.md, section "Flow control".
 """
@@ -23,8 +23,12 @@ from warmfront.types import Overlap, Request, Slot
 
 REPORT_S_MAX = 5.0
 """Older reports of engines say nothing of the present."""
-BEHIND = 2
-"""Requests without a first token that an engine always gets: one that it computes and one behind."""
+SPARED_SHARE = 0.25
+"""Saturated replicas are left out while they are no more than this share of those that may be chosen."""
+EASE_S = 30.0
+"""A pool that held nothing for so long has room."""
+BEHIND = 4
+"""Requests without a first token that an engine always gets: some that it computes at once, and some behind."""
 
 
 class Held(Struct, frozen=True):
@@ -91,10 +95,26 @@ class Admission:
     def unsaturated(pool: Pool, slots: list[Slot]) -> list[Slot]:
         """Return the slots whose engine has room by its own report; the very list when all have."""
         in_flight, saturated = pool.fleet.in_flight, pool.saturated
-        if pool.fleet.now_s - pool.reported_s > REPORT_S_MAX:
+        if not saturated or pool.fleet.now_s - pool.reported_s > REPORT_S_MAX:
             return slots
         free = [slot for slot in slots if slot not in saturated or in_flight[slot] <= saturated[slot]]
         return slots if len(free) == len(slots) else free
+
+
+def spared(pool: Pool, slots: list[Slot], roomy: list[Slot]) -> list[Slot]:
+    """Return the slots to choose among: without the saturated ones if those are few and the pool has room elsewhere.
+
+    A saturated replica is the warm one of many requests. Sent elsewhere they are computed anew, which a pool with room
+    bears and a full one does not: there it fills the next replica, and the next.
+
+    Args:
+        pool: Theirs.
+        slots: That may be chosen.
+        roomy: Those of them whose engine has room by its own report.
+    """
+    if roomy is slots or pool.fleet.now_s - pool.held_s <= EASE_S:
+        return slots
+    return roomy if len(slots) - len(roomy) <= SPARED_SHARE * len(slots) else slots
 
 
 def held_by_ledger(fleet: Fleet, slots: Sequence[Slot], patience_s: float, *, is_anyone: bool) -> Held | None:

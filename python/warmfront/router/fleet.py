@@ -75,6 +75,8 @@ class Pool:
     """Rows whose engine reports a queue of its own and full memory, and the requests in flight at which it has room."""
     reported_s: float = 0.0
     """When that was last told."""
+    held_s: float = -math.inf
+    """When a request could last not be placed."""
     releases: int = 0
     """Grows whenever KV memory may have become free."""
     published: dict[str, float] = field(default_factory=dict)

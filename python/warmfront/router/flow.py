@@ -1,9 +1,9 @@
 """Requests that wait for a replica: bounded, in strict priority bands, in fair turns inside a band.
 
-One queue for each pool, each with the configured bounds: a pool without room fills its own queue and no other. A request
-that arrives is offered room as it comes (`take_new`); only what cannot be placed enters a queue. What is easy to get
-wrong: nothing here may look at all that waits, since thousands may. Deadlines are a heap, turns and the fullest flow
-are heaps of the band (`turns.py`), and the oldest request is the first of an ordered dictionary.
+One queue for each pool, each with the configured bounds: a pool without room fills its own queue and no other. What
+arrives is offered room as it comes (`take_new`); only what cannot be placed enters a queue. What is easy to get wrong:
+nothing here may look at all that waits, since thousands may. Deadlines are a heap, turns and the fullest flow are heaps
+of the band (`turns.py`), and the oldest request is the first of an ordered dictionary.
 """
 
 from __future__ import annotations

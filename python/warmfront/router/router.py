@@ -356,6 +356,7 @@ class Router:
         assert queue is not None
         if held is not None:
             queue.held = held
+            self._pools[name].held_s = self._now_s
         self._meter.count("warmfront_held_total", (name, queue.held.reason), 1)
 
     def _serve(self, name: str, commands: list[Command]) -> None:
@@ -366,6 +367,7 @@ class Router:
             commands += [self._refuse(waiting, NoReplicaError.code) for waiting in list(queue.requests.values())]
             self._flow.forget(name)
             return
+        pool.fleet.held_s = self._now_s - queue.oldest_s()
         self._drain(queue, pool, commands)
         self._tell_starvation(pool)
         self._trim(queue, pool, commands)
@@ -384,6 +386,7 @@ class Router:
                 commands.append(placed)
                 continue
             queue.held = placed
+            pool.held_s = self._now_s
             if placed.stops_all:
                 queue.waits_for_memory = (waiting.request.id, pool.releases) if placed is admission.NO_MEMORY else None
                 queue.resume()
@@ -406,6 +409,7 @@ class Router:
             while queue.of_flow.get(flow, 0) > (bound or 0):
                 commands.append(self._refuse(queue.last_of(flow), ShedError.code))
         queue.grown.clear()
+        pool.fleet.held_s = 0.0
 
     def _place(self, waiting: Waiting, pool: Pool, *, only_hard: bool = False) -> Command | Held:
         """Answer one request, or say why it is held; `only_hard`: estimates are no reason."""
@@ -415,24 +419,31 @@ class Router:
             return admission.NOT_READY
         if not serving:
             return self._refuse(waiting, NoReplicaError.code)
-        is_retry = waiting.attempts > 0
         # What was tried is excluded first, what is full next; preferences choose among what is left.
-        untried = [slot for slot in serving if slot not in waiting.tried] if is_retry else serving
+        untried = [slot for slot in serving if slot not in waiting.tried] if waiting.attempts else serving
         if not untried:
             return self._refuse(waiting, UpstreamConnectError.code)
         candidates = self._admission.within_limits(pool, untried)
         if not candidates:
             return admission.FULL if untried is eligible or self._admission.is_full(pool) else admission.FULL_FOR_ONE
         patience_s = math.inf if only_hard else self._patience_s(fleet)
+        return self._place_among(candidates, waiting, pool, patience_s=patience_s, is_anyone=untried is eligible)
+
+    def _place_among(
+        self, candidates: list[Slot], waiting: Waiting, pool: Pool, *, patience_s: float, is_anyone: bool
+    ) -> Command | Held:
+        """Choose one of the replicas that may take a request, or hold it if all would make it wait."""
+        fleet, request, roomy = pool.fleet, waiting.request, candidates
         if patience_s < math.inf:
-            if pool.saturated:
-                candidates = self._admission.unsaturated(pool, candidates)
-            held = admission.held_by_ledger(fleet, candidates, patience_s, is_anyone=untried is eligible)
+            roomy = self._admission.unsaturated(pool, candidates)
+            held = admission.held_by_ledger(fleet, roomy, patience_s, is_anyone=is_anyone)
             if held is not None:
                 return held
+            candidates = admission.spared(pool, candidates, roomy)
         overlap = self._overlap(request, pool)
-        if patience_s < math.inf and not admission.has_memory(fleet, candidates, patience_s, request, overlap):
-            return admission.NO_MEMORY if untried is eligible else admission.NO_MEMORY_FOR_ONE
+        if patience_s < math.inf and not admission.has_memory(fleet, roomy, patience_s, request, overlap):
+            return admission.NO_MEMORY if is_anyone else admission.NO_MEMORY_FOR_ONE
+        eligible, is_retry = fleet.eligible, waiting.attempts > 0
         if candidates is eligible:
             decision = self._decider.decide(request, overlap, fleet, retry=False)
         else:

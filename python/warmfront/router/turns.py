@@ -174,7 +174,9 @@ class Band:
 
     def _push_turn(self, line: _Line) -> None:
         if len(self._turns) > 2 * len(self._lines) + SLACK:
-            self._turns = [(each.served, row, each) for row, each in enumerate(self._lines.values()) if each is not line]
+            self._turns = [
+                (each.served, row, each) for row, each in enumerate(self._lines.values()) if each is not line
+            ]
             heapq.heapify(self._turns)
         self._entries += 1
         heapq.heappush(self._turns, (line.served, self._entries, line))

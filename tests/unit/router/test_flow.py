@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
 from support.routing import World, busy, codes, fleet, replica, request
 from warmfront.config import FlowConfig, PolicyConfig, RouterConfig
-from warmfront.router.admission import BEHIND
+from warmfront.router.admission import BEHIND, REPORT_S_MAX
 from warmfront.types import (
     Arrived,
     Cancelled,
@@ -21,6 +21,7 @@ from warmfront.types import (
     FleetChanged,
     RequestId,
     Shed,
+    Slot,
     Stopping,
     Tick,
 )
@@ -61,10 +62,9 @@ def finish(world: World, number: int, slot: int = 0) -> list[Command]:
 
 def drain(world: World, first: Dispatch, count: int) -> list[int]:
     """End requests one after another on a fleet of one; return the order in which the waiting ones are sent."""
-    order, number = [], first.id
+    order: list[int] = []
     for _ in range(count):
-        (number,) = (RequestId(each) for each in sent(finish(world, number)))
-        order.append(number)
+        order += sent(finish(world, order[-1] if order else first.id))
     return order
 
 
@@ -91,7 +91,7 @@ def test_an_engine_always_has_a_request_behind_the_one_it_computes_whatever_the_
 
 def test_a_request_is_held_while_no_replica_has_memory_for_it_and_sent_when_a_request_ends() -> None:
     world = patient(1)
-    world.set_fleet([replica(0, capacity_tokens=50_000)])
+    world.set_fleet([replica(0, capacity_tokens=60_000)])
     world.router._pools["m"].fleet.learned.output_tokens = 10_000.0
     decoding = []
     for _ in range(4):
@@ -101,19 +101,36 @@ def test_a_request_is_held_while_no_replica_has_memory_for_it_and_sent_when_a_re
         world.send(output_tokens_max=20_000)
     (held,) = arrive(world, 1, output_tokens_max=20_000)
     assert world.pass_time(0.25) == []
-    assert sent(world.step(Cancelled(decoding[0].id, world.now_s))) == []
-    assert sent(world.step(Cancelled(decoding[1].id, world.now_s))) == []
-    assert sent(world.step(Cancelled(decoding[2].id, world.now_s))) == [held]
+    for dispatch in decoding[:-1]:
+        assert sent(world.step(Cancelled(dispatch.id, world.now_s))) == []
+    assert sent(world.step(Cancelled(decoding[-1].id, world.now_s))) == [held]
 
 
-def test_an_engine_with_a_queue_and_full_memory_gets_nothing_while_others_or_the_queue_can_take_it() -> None:
+FULL = {"running": 40.0, "waiting": 2.0, "kv_usage": 0.97}
+
+
+def test_an_engine_with_a_queue_and_full_memory_gets_nothing_while_the_others_have_room() -> None:
+    world = patient(4)
+    first, *others = world.states()
+    world.index.held[(0, 77)] = 1600
+    world.set_fleet([busy(first, **FULL), *others])
+    assert 0 not in {world.slot(prompt_tokens=100, prefix_key=77) for _ in range(5)}
+    for age_s in (0.0, REPORT_S_MAX + 0.1):
+        world.pass_time(age_s)
+        assert world.router._admission.unsaturated(world.router._pools["m"], [Slot(0)]) == ([Slot(0)] if age_s else [])
+
+
+def test_a_warm_engine_is_not_left_out_when_so_many_are_saturated_that_the_rest_would_follow() -> None:
+    world = patient(2)
+    world.index.held[(0, 77)] = 16_000
+    world.set_fleet([busy(world.states()[0], **FULL), world.states()[1]])
+    assert world.slot(prompt_tokens=16_000, prefix_key=77) == 0
+
+
+def test_requests_are_held_while_all_engines_have_queues_and_full_memory() -> None:
     world = patient(2)
     states = world.states()
-    full = {"running": 40.0, "waiting": 2.0, "kv_usage": 0.97}
-    world.set_fleet([busy(states[0], **full), states[1]])
-    world.send()
-    assert {world.slot(prompt_tokens=100) for _ in range(5)} == {1}
-    world.set_fleet([busy(each, **full) for each in states])
+    world.set_fleet([busy(each, **FULL) for each in states])
     (held,) = arrive(world, 1)
     assert sent(world.set_fleet([busy(states[0], running=40.0, waiting=0.0, kv_usage=0.97), states[1]])) == [held]
 
@@ -309,7 +326,7 @@ def test_the_limit_of_a_pool_counts_what_is_in_flight_anywhere_in_it() -> None:
 @pytest.mark.bug(106, 107)
 def test_a_place_is_free_again_whichever_way_its_request_ends() -> None:
     world = limited(2)
-    ends = [
+    ends: list[Callable[[Dispatch], list[Command]]] = [
         lambda each: world.step(Cancelled(each.id, 0.0)),
         lambda each: world.fail(each, began=True),
         lambda each: finish(world, each.id, each.choices[0].slot),
@@ -373,14 +390,13 @@ def test_a_step_costs_the_same_whether_ten_or_ten_thousand_requests_wait(flows: 
         world.pass_time(0.25)
         return world
 
+    def events(world: World) -> list[list[Any]]:
+        done = Finished(RequestId(1), world.now_s, replica(0).slot, 200, None, 5)
+        return [[Tick(world.now_s)], [Arrived(world.new(flow="x"))], [Cancelled(RequestId(5), world.now_s)], [done]]
+
     few, many = waiting(10), waiting(10_000)
-    for make in (
-        lambda world: [Tick(world.now_s)],
-        lambda world: [Arrived(world.new(flow="x"))],
-        lambda world: [Cancelled(RequestId(5), world.now_s)],
-        lambda world: [Finished(RequestId(1), world.now_s, replica(0).slot, 200, None, 5)],
-    ):
-        assert calls(many, *make(many)) <= calls(few, *make(few)) + 8
+    for for_few, for_many in zip(events(few), events(many), strict=True):
+        assert calls(many, *for_many) <= calls(few, *for_few) + 8
 
 
 def test_gauges_tell_what_waits_by_band_how_long_and_why() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -14,7 +15,7 @@ WITH_KEYS = ("marginal_cost", "session")
 every_policy = pytest.mark.parametrize("policy", WITH_KEYS)
 
 
-def world(replicas: int, policy: str = "marginal_cost", **flow: int) -> World:
+def world(replicas: int, policy: str = "marginal_cost", **flow: Any) -> World:
     config = RouterConfig(flow=FlowConfig(late_binding=False, **flow), retries_max=3)
     return World(replicas, policy=PolicyConfig(name=policy), config=config)
 
