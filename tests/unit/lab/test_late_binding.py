@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from random import Random
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -16,14 +17,14 @@ EAGER, LATE = FlowConfig(late_binding=False), FlowConfig()
 SMALL = regime(EngineSpec("llama-3.1-8b-h100", count=2))
 
 
-def flood(**few: object) -> Given:
-    """Make four seconds of several times what the fleet can compute; every fifth request is one of a few that differ."""
+def flood(**few: Any) -> Given:
+    """Make four seconds of several times what the fleet can compute; every fifth request is of a few that differ."""
     rng = Random(5)
     requests = []
     for key in range(200):
         changes = {"group": "few", **few} if key % 5 == 0 else {"group": "many", "flow": "many"}
         prompt = ((rng.getrandbits(40), rng.randint(1000, 5000)),)
-        requests.append(SimRequest(key, key / 50, prompt, rng.randint(1, 40), **changes))  # type: ignore[arg-type]
+        requests.append(SimRequest(key, key / 50, prompt, rng.randint(1, 40), **changes))
     return Given(*requests)
 
 
