@@ -93,7 +93,8 @@ class Bench:
         self.now_s = 0.0
         self.number = 0
         for _ in range(replicas * 8):
-            self.arrive(tokens=rng.randrange(200, 6000))
+            dispatch = self.arrive(tokens=rng.randrange(200, 6000))
+            self.router.step([FirstToken(dispatch.id, self.now_s, dispatch.choices[0].slot)])
 
     def arrive(self, tokens: int = 4000) -> Dispatch:
         self.number += 1

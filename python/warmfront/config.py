@@ -144,6 +144,20 @@ class UpstreamConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """Below the 5 s after which vLLM's HTTP server closes an idle connection, so that reuse never races with it."""
 
 
+class SessionConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """Where a request says which conversation it belongs to. Only used where nothing is known of its prompt."""
+
+    headers: tuple[str, ...] = ("x-session-id", "x-*-session-id")
+    """Header names, the most specific first; each may hold one `*`. Fields of the body come after them."""
+    baggage: str = "session.id"
+    """Member of the W3C `baggage` header; empty: not looked at."""
+
+    def __post_init__(self) -> None:
+        for name in self.headers:
+            if not re.fullmatch(r"[a-z0-9_-]+(\*[a-z0-9_-]+)?", name):
+                raise ValueError(f"headers: {name!r} is no header name in lower case with at most one * inside")
+
+
 class IndexConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """The index of which replica holds which block."""
 
@@ -464,12 +478,30 @@ class PolicyConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class FlowConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    """Requests that wait for a ready replica."""
+    """Requests that wait for a replica. All bounds are per pool, so that one never blocks another."""
 
     queue_max: Annotated[int, Meta(ge=0)] = 1024
-    """Waiting requests; the newest beyond it is shed."""
+    """Waiting requests; beyond it see `overflow`."""
+    queue_max_per_flow: Count | None = None
+    """Waiting requests of one flow; its newest beyond it is shed. Unset: `queue_max` alone bounds it."""
     queue_timeout_s: Positive = 30.0
     """How long a request may wait before it is shed. Clients usually give up after 60 s."""
+    overflow: Literal["send", "shed"] = "send"
+    """What a full queue does while only estimates hold requests back: `send` the next one to an engine all the same, or
+    `shed` the newest of the least urgent. With nothing ready, or at the limits below, it sheds in any case."""
+    weights: dict[str, Positive] = {}
+    """Shares of flows (`x-warmfront-flow`) while they compete: weight 2 gets twice the tokens of weight 1. Flows not
+    named here have 1."""
+    late_binding: bool = True
+    """Hold a request while every replica would make it wait, and decide with the facts of the moment. Only for policies
+    that estimate waits (`marginal_cost`)."""
+    kv_usage_max: Annotated[float, Meta(gt=0, le=1)] = 0.95
+    """With `late_binding`, an engine that reports waiting requests and at least this share of its KV memory in use has
+    no room: the queue holds requests while all are so, and others are chosen while only a few are."""
+    in_flight_max: Count | None = None
+    """Requests in flight of one pool. Unset: no limit; engines queue by themselves."""
+    in_flight_max_per_replica: Count | None = None
+    """Requests in flight at one replica when it is chosen. Unset: no limit."""
 
 
 class RetryConfig(Struct, frozen=True, forbid_unknown_fields=True):
@@ -562,6 +594,8 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     """Servers and models."""
     router: RouterConfig = RouterConfig()
     """The deciding part."""
+    session: SessionConfig = SessionConfig()
+    """How conversations are told apart."""
     index: IndexConfig = IndexConfig()
     """Which replica holds which block."""
     kv: KvConfig = KvConfig()
@@ -655,6 +689,7 @@ def core_config(config: Config, *, control_command: Sequence[str] = (), control_
         {
             "front": _core_front(config.front),
             "upstream": config.upstream,
+            "session": config.session,
             "index": config.index,
             "kv": config.kv,
             "queues": config.queues,

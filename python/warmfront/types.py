@@ -44,6 +44,8 @@ class Request(Struct, frozen=True, array_like=True):
     stream: bool
     fallback: str | None
     """Why the prompt could not be reproduced, as a short fixed word."""
+    deadline_s: float | None = None
+    """When the client gives up, if it said so; on the router's clock."""
 
 
 class Usage(Struct, frozen=True, array_like=True):

@@ -57,6 +57,7 @@ REQUEST = Request(
     prefix_key=2**63,
     stream=True,
     fallback="media",
+    deadline_s=61.5,
 )
 
 REPLICA = ReplicaUpdate(

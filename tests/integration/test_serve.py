@@ -63,6 +63,25 @@ def test_a_prompt_returns_to_the_replica_that_holds_it_and_the_prediction_is_exa
         assert int(again.headers[PREDICTED]) == wire.cached_tokens(again.json()) > 0
 
 
+def test_the_backlog_shows_what_is_in_flight_and_the_limits_in_force(serve: Serve) -> None:
+    path = "/v1/chat/completions"
+    assert wire.post(serve.url + path, PROMPTS[path], headers={"x-session-id": "s"}).status == 200
+
+    def backlog() -> dict[str, object]:
+        return cast(dict[str, object], wire.get(f"{serve.url}/health/backlog").json())
+
+    wait_for(lambda: backlog()["in_flight_requests"] == 0, "nothing in flight", timeout_s=10)
+    assert backlog()["limits"] == {
+        "queue": 1024,
+        "queue_per_flow": None,
+        "in_flight": None,
+        "in_flight_per_replica": None,
+    }
+    (pool,) = cast(list[dict[str, object]], backlog()["pools"])
+    assert (pool["waiting"], pool["oldest_wait_s"], pool["rejected_total"]) == (0, 0.0, {})
+    assert 'warmfront_session_keys_total{source="header"} 1' in wire.get(f"{serve.url}/metrics").body.decode()
+
+
 def test_different_first_prompts_spread_over_idle_replicas(serve: Serve) -> None:
     bodies = [{"prompt": f"{number}: {QUESTION}", "max_tokens": 1} for number in range(8)]
     chosen = {wire.post(f"{serve.url}/v1/completions", body).headers[REPLICA] for body in bodies}

@@ -54,7 +54,7 @@ class RouterMachine(RuleBasedStateMachine):
     def start(self, policy: str, seed: int, retries: int) -> None:
         self.config = RouterConfig(
             policy=PolicyConfig(name=policy, seed=seed),
-            flow=FlowConfig(queue_max=QUEUE_MAX, queue_timeout_s=5.0),
+            flow=FlowConfig(queue_max=QUEUE_MAX, queue_timeout_s=5.0, late_binding=False),
             retries_max=retries,
         )
         self.indexes = [PlainIndex(), PlainIndex()]

@@ -38,6 +38,8 @@ from warmfront.types import (
 )
 
 BLOCK = 16
+EAGER = FlowConfig(late_binding=False)
+"""Sends whatever is ready to take it: tests of choices pile up requests as they need them."""
 
 
 class PlainIndex:
@@ -137,7 +139,7 @@ class World:
         flow: FlowConfig | None = None,
         config: RouterConfig | None = None,
     ) -> None:
-        base = config or RouterConfig()
+        base = config or RouterConfig(flow=EAGER)
         self.config = replace(base, policy=policy or base.policy, flow=flow or base.flow)
         self.index = PlainIndex()
         self.router = Router(self.config, self.index)

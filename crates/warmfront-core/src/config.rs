@@ -11,6 +11,7 @@ use serde::Deserialize;
 pub struct CoreConfig {
     pub front: FrontConfig,
     pub upstream: UpstreamConfig,
+    pub session: SessionConfig,
     pub index: IndexConfig,
     pub kv: KvConfig,
     pub queues: QueueConfig,
@@ -99,6 +100,16 @@ pub struct UpstreamConfig {
     pub first_byte_timeout_s: f64,
     pub idle_connections_per_server: usize,
     pub idle_timeout_s: f64,
+}
+
+/// Where a request says which conversation it belongs to.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SessionConfig {
+    /// Header names in lower case, most specific first; each may hold one `*`.
+    pub headers: Vec<String>,
+    /// Member of the W3C `baggage` header; empty: not looked at.
+    pub baggage: String,
 }
 
 #[derive(Clone, Debug, Deserialize)]

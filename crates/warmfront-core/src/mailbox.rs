@@ -75,6 +75,8 @@ pub struct RequestFacts {
     pub stream: bool,
     /// Why the prompt could not be reproduced, if so: a short fixed word, usable as a label.
     pub fallback: Option<String>,
+    /// When the client gives up, if it said so.
+    pub deadline_s: Option<f64>,
 }
 
 /// Usage as the engine reported it.

@@ -210,6 +210,23 @@ impl Metrics {
         }
     }
 
+    /// The label values and the value of each series of a counter or gauge, in the order of the labels.
+    pub fn rows(&self, name: &str) -> Vec<(Box<[String]>, f64)> {
+        let Some(family) = self.families.get(name) else { return Vec::new() };
+        let map = family.series.lock();
+        let mut rows: Vec<_> = map
+            .rows
+            .iter()
+            .filter_map(|(labels, series)| match series {
+                Series::Counter(counter) => Some((labels.clone(), counter.value() as f64)),
+                Series::Gauge(gauge) => Some((labels.clone(), gauge.value())),
+                Series::Histogram(_) => None,
+            })
+            .collect();
+        rows.sort_unstable_by(|(one, _), (other, _)| one.cmp(other));
+        rows
+    }
+
     /// The Prometheus text format, families in the order of the catalogue.
     #[must_use]
     pub fn render(&self) -> String {

@@ -200,7 +200,8 @@ impl Shared {
         let view = Arc::new(ArcSwap::from_pointee(FleetView::default()));
         let requests = Arc::new(RequestTable::new(Arc::clone(&view), clock));
         let compute_threads = compute_threads(&config);
-        let preparer = Arc::new(Preparer::new(&config.index, compute_threads, clock, Arc::clone(&metrics)));
+        let preparer =
+            Arc::new(Preparer::new((&config.index, &config.session), compute_threads, clock, Arc::clone(&metrics)));
         let segments = Arc::new(SegmentCache::new(config.index.segment_cache_bytes));
         let (ended, _) = watch::channel(false);
         let front = Front::new(

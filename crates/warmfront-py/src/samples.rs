@@ -23,6 +23,7 @@ pub(crate) fn request() -> RequestFacts {
         prefix_key: 1 << 63,
         stream: true,
         fallback: Some("media".into()),
+        deadline_s: Some(61.5),
     }
 }
 

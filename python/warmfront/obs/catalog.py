@@ -76,8 +76,8 @@ REQUESTS = [
 
 DECISIONS = [
     _histogram("decision_duration_seconds", SHORT_SECONDS, "Time of one `Router.step`: a batch of events decided."),
-    _histogram("queue_duration_seconds", SECONDS, "Wait for a ready replica before the dispatch.", "model"),
-    _gauge("waiting_requests", "Requests that wait for a ready replica.", "pool"),
+    _histogram("queue_duration_seconds", SECONDS, "Wait for a replica before the dispatch.", "model"),
+    _gauge("waiting_requests", "Requests that wait for a replica.", "pool"),
     _gauge("event_queue_depth", "Events not yet taken by the router; arrivals are refused when it is full."),
     _gauge("command_queue_depth", "Commands not yet carried out; the router waits when it is full."),
     _counter("policy_errors_total", "Decisions in which the policy failed; the least loaded replica was taken."),
@@ -96,6 +96,27 @@ DECISIONS = [
         "pool",
     ),
     _gauge("affinity_sentinels", "Decisions made by the rival rule to compare, since the policy began.", "pool"),
+]
+
+FLOW = [
+    _gauge(
+        "waiting_band_requests", "Requests that wait, by priority band; lower bands are served first.", "pool", "band"
+    ),
+    _gauge("oldest_wait_seconds", "How long the first of the waiting requests has waited.", "pool"),
+    _gauge("pool_requests", "Requests dispatched and not yet ended.", "pool"),
+    _gauge("flow_limit", "Limits of flow control in force, each per pool; infinite: none.", "limit"),
+    _counter(
+        "held_total",
+        "Requests that had to wait, by what held the queue: nothing ready, a limit, or an estimated wait everywhere.",
+        "pool",
+        "reason",
+    ),
+    _counter("shed_total", "Requests refused by the router, by the code that the client got.", "pool", "reason"),
+    _counter(
+        "session_keys_total",
+        "Requests by where their session key was found; `none` is normal: prefixes need no key.",
+        "source",
+    ),
 ]
 
 PROMPTS = [
@@ -185,6 +206,7 @@ PROCESS = [
 SECTIONS: dict[str, list[Metric]] = {
     "Requests": REQUESTS,
     "Decisions": DECISIONS,
+    "Flow control": FLOW,
     "Prompts and predictions": PROMPTS,
     "KV events": KV_EVENTS,
     "Index": INDEX,

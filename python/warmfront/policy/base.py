@@ -60,6 +60,8 @@ class Fleet:
         self.adapters = adapters
         """Which adapters each replica has loaded, by our own dispatches."""
         self.now_s = 0.0
+        self.held_s = 0.0
+        """How long the oldest request that the router holds has waited: work that no replica's row shows."""
         self.membership = 0
         """Grows whenever a slot gets or loses its replica."""
         self.eligible: list[Slot] = []
@@ -207,6 +209,13 @@ class Ended(Struct, frozen=True):
     """Mean gap between its tokens."""
     cached_tokens: int | None = None
     """As reported."""
+
+
+class Patient(Protocol):
+    """A policy whose estimates are good enough to hold a request in the router. Optional."""
+
+    patience_s: float
+    """Estimated wait at the best replica above which a request is decided later, with fresh facts."""
 
 
 class Watching(Protocol):

@@ -168,6 +168,7 @@ class Evaluation:
         warm_new = max(1.0, prompt_tokens - self.found)
         price_base, stall_own, price_max = self.price_base, self.stall_own, config.price_max
         arrivals_mean, busy_mean, own_decay = self.arrivals_mean, self.busy_mean, self.own_decay
+        held_s = fleet.held_s
         arrival_weight, busy_max, weight = self.arrival_weight, config.utilisation_max, self.decode_weight
         pending_s, busy_since_s = fleet.pending_s, fleet.busy_since_s
         steps_s, steps_token_s = fleet.next_step_s, fleet.next_step_token_s
@@ -236,7 +237,7 @@ class Evaluation:
             price = (
                 price_base
                 + stall_own * weighed[slot]
-                + arrival_weight * rate * (compute_wait + own_prefill) / (1.0 - busy)
+                + arrival_weight * rate * (compute_wait + held_s + own_prefill) / (1.0 - busy)
             )
             if price > price_max:
                 price = price_max

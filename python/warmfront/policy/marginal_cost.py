@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from heapq import nlargest
 from operator import attrgetter
 
 from warmfront.config import PolicyConfig
@@ -32,6 +33,8 @@ class MarginalCost:
 
     def __init__(self, config: PolicyConfig) -> None:
         self._config = config.cost
+        self.patience_s = config.cost.ttft_target_s / prices.TARGET_PER_PATIENCE
+        """See `policy.base.Patient`."""
         self._watch = Watch(config)
         self._pressure = Pressure(config.cost)
         self._popularity: dict[int, tuple[float, float]] = {}
@@ -54,6 +57,8 @@ class MarginalCost:
             ranked = _within_limit(evaluation, fleet, ranked, self._config.ttft_limit_s)
         if self._watch.enabled:
             ranked = self._watch.considered(request, fleet, costs, ranked)
+        if request.affinity_key is not None and overlap.frontier_key is None:  # the guard learns nothing from these
+            ranked = _with_session(request.affinity_key, evaluation, fleet, ranked)
         return [Choice(cost.slot, cost.cached_tokens) for cost in ranked[: fleet.choices_max]]
 
     def chosen(self, request: Request, overlap: Overlap, fleet: Fleet, slot: Slot) -> None:
@@ -143,6 +148,21 @@ class MarginalCost:
         if first != ranked[0].slot:
             ranked.insert(0, ranked.pop(tied.index(first)))
         return ranked
+
+
+def _with_session(key: int, evaluation: Evaluation, fleet: Fleet, ranked: list[Costs]) -> list[Costs]:
+    """Put a replica in front that a session's key prefers, if it is hardly dearer than the cheapest.
+
+    For prompts of which nothing is known anywhere: another router, or this one before it was restarted, may have sent
+    the same session there. Every router prefers the same replicas, and a key whose replica is gone or busy moves on.
+    """
+    hashes = fleet.hash
+    preferred = nlargest(prices.SESSION_LOOKS, fleet.eligible, key=lambda slot: mix(key, hashes[slot]))
+    bound = ranked[0].total_s + prices.TIE_S + prices.SESSION_MARGIN * ranked[0].prefill_s
+    for cost in evaluation.costs(preferred):
+        if cost.total_s <= bound:
+            return [cost, *(other for other in ranked if other.slot != cost.slot)]
+    return ranked
 
 
 def _within_limit(evaluation: Evaluation, fleet: Fleet, ranked: list[Costs], limit_s: float) -> list[Costs]:

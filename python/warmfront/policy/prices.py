@@ -12,6 +12,12 @@ from warmfront.types import Request, Slot
 
 TIE_S = 1e-3
 """Costs this close are equal: the emptier memory wins, then the hash of the prefix."""
+SESSION_MARGIN = 0.1
+"""Part of its own prefill by which the replica of a session may cost more than the cheapest: a prior, not a fact."""
+SESSION_LOOKS = 2
+"""Replicas that a session key may prefer, in its order; the cheapest is next."""
+TARGET_PER_PATIENCE = 4.0
+"""S_ttft over the wait above which a request is better held than sent."""
 MEMORY_FULL = 0.97
 """Share of KV memory in use above which requests wait for memory."""
 MEMORY_UTILISATION_MAX = 0.9

@@ -7,6 +7,7 @@ names that may not be named, is counted, and that request goes to the least load
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -31,6 +32,7 @@ class _Known(NamedTuple):
     policy: Policy
     chosen: Callable[[Request, Overlap, Fleet, Slot], None] | None
     ended: Callable[[Request, Fleet, Ended], float | None] | None
+    patience_s: float
 
 
 class Decision(Struct, frozen=True, gc=False):
@@ -99,6 +101,15 @@ class Decider:
             self._meter.observe("warmfront_regret_seconds", (fleet.pool,), regret_s)
             self._publish(fleet.pool)
 
+    def patience_s(self, fleet: Fleet) -> float:
+        """Return the wait beyond which a pool's policy would rather hold a request; infinite: it makes no estimates."""
+        known = self._policies.get(fleet.pool)
+        try:
+            return (known or self._policy(fleet)).patience_s
+        except Exception as error:
+            self._failed(error)
+            return math.inf
+
     def guarded(self, pool: str) -> Guarded | None:
         """Return the state of a pool's guard; `None`: its policy has none, or has decided nothing."""
         known = self._policies.get(pool)
@@ -128,7 +139,12 @@ class Decider:
         known = self._policies.get(fleet.pool)
         if known is None:
             policy = self._factory(self._config)
-            known = _Known(policy, getattr(policy, "chosen", None), getattr(policy, "ended", None))
+            known = _Known(
+                policy,
+                getattr(policy, "chosen", None),
+                getattr(policy, "ended", None),
+                getattr(policy, "patience_s", math.inf),
+            )
             self._policies[fleet.pool] = known
         return known
 

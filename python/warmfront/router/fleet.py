@@ -19,8 +19,8 @@ from warmfront.policy.affinity import stable_hash
 from warmfront.policy.base import RATE_WINDOW_S, REBASE_AFTER_S, Ended, Fleet
 from warmfront.policy.estimators import AGE_BUCKETS, BusyPeriod, Credit, Learned
 from warmfront.router.accuracy import Accuracy
-from warmfront.router.flow import Waiting
 from warmfront.router.health import Health, Stretch
+from warmfront.router.turns import Waiting
 from warmfront.types import Choice, Finished, Overlap, PoolState, ReplicaState, Request, RequestId, Slot
 
 MEMORY_DELAYS = 0.9
@@ -77,8 +77,16 @@ class Pool:
     """Rows whose readiness or engine load may have changed since then."""
     rejudged: set[Slot] = field(default_factory=set)
     """Rows whose health changed since then."""
-    published_waiting: int = 0
-    """Depth of the queue that was last published."""
+    saturated: dict[Slot, int] = field(default_factory=dict)
+    """Rows whose engine reports a queue of its own and full memory, and the requests in flight at which it has room."""
+    reported_s: float = 0.0
+    """When that was last told."""
+    held_s: float = -math.inf
+    """When a request could last not be placed."""
+    releases: int = 0
+    """Grows whenever KV memory may have become free."""
+    published: dict[str, float] = field(default_factory=dict)
+    """Gauges of the queue as they were last published."""
     accuracy: dict[str, Accuracy] = field(default_factory=dict)
     """By replica id."""
     replicas: dict[Slot, ReplicaState] = field(default_factory=dict)
@@ -110,6 +118,7 @@ class Pool:
     def follow(self, state: PoolState) -> None:
         """Take over the replicas as they are now."""
         self.state = state
+        self.releases += 1
         present = {each.slot: each for each in state.replicas if 0 <= each.slot < SLOTS_MAX}
         for slot in [slot for slot in self.replicas if slot not in present]:
             self._leave(slot)
@@ -268,8 +277,8 @@ class Pool:
 
     # -- what is in flight
 
-    def dispatch(self, waiting: Waiting, choices: list[Choice], overlap: Overlap, now_s: float) -> None:
-        """Charge the first choice of a request."""
+    def dispatch(self, waiting: Waiting, choices: list[Choice], overlap: Overlap, now_s: float) -> Flight:
+        """Charge the first choice of a request, and return what it is charged with."""
         request, ages_s, confirmed = waiting.request, overlap.age_s, overlap.confirmed
         held = [(ages_s[choice.slot], confirmed[choice.slot]) for choice in choices]
         flight = Flight(request, waiting.attempts + 1, waiting.tried, choices, held)
@@ -278,6 +287,7 @@ class Pool:
         if request.route == "prefix" and request.basis != "none":
             self.fleet.learned.regret.follow(now_s, overlap.evicted_blocks, overlap.regretted_blocks)
         self._charge(flight, choices[0].slot, now_s)
+        return flight
 
     def move(self, flight: Flight, slot: Slot, now_s: float) -> bool:
         """Charge another choice instead; return whether its replica is there."""
@@ -445,6 +455,7 @@ class Pool:
 
     def _discharge(self, flight: Flight) -> None:
         slot, fleet = flight.slot, self.fleet
+        self.releases += 1
         if slot is None:
             return
         if flight.is_prefilling:

@@ -1,8 +1,9 @@
 """The function in the middle: `Router.step(events) -> commands`.
 
 It does no I/O, reads no clock (time comes with the events) and draws no unseeded random number, so recorded inputs
-replayed give the same commands byte for byte. First all events of a batch are noted in the ledger, then the waiting
-requests are served in order; each decision is charged at once, so that the next one in the same batch sees it.
+replayed give the same commands byte for byte. First all events of a batch are noted in the ledger, then those that wait
+are served: held ones in fair order, new ones behind them. Each decision is charged at once, so that the next one in the
+same batch sees it; a request that is held is decided anew, with the facts of that moment.
 
 What is easy to get wrong: events are never trusted to make sense. The client may have left, the replica may be gone,
 an end may come twice. Such events are counted as strays and change nothing.
@@ -19,17 +20,20 @@ import msgspec
 
 from warmfront.config import Config, RouterConfig
 from warmfront.errors import ConfigError, NoReplicaError, QueueTimeoutError, ShedError
-from warmfront.policy.base import no_overlap
+from warmfront.policy.base import Fleet, no_overlap
 from warmfront.policy.registry import PolicyFactory
+from warmfront.router import admission
 from warmfront.router.accuracy import Accuracy
+from warmfront.router.admission import Admission, Held
 from warmfront.router.answers import State, answer
 from warmfront.router.deciding import Decider, Decision
 from warmfront.router.fleet import Flight, Pool, padded
-from warmfront.router.flow import Flow, Waiting
+from warmfront.router.flow import Flow, Queue
 from warmfront.router.index import Index
 from warmfront.router.meter import Meter, NullMeter
-from warmfront.router.publish import publish
+from warmfront.router.publish import publish, publish_limits
 from warmfront.router.retries import Retries
+from warmfront.router.turns import Waiting
 from warmfront.types import (
     Arrived,
     Asked,
@@ -63,6 +67,8 @@ REFUSALS = frozenset({"rejected", "stream_rejected"})
 
 PUBLISH_INTERVAL_S = 0.1
 """Gauges are set no more often than this while events come, and at once when none do: a scrape sees no more."""
+PASSED_MAX = 64
+"""Flows passed over in one step because what they need is taken while others may go on; the next step goes on there."""
 
 
 class Router:
@@ -93,6 +99,7 @@ class Router:
         self._decider = Decider(config.policy, self._meter, policies)
         self._flow = Flow(config.flow)
         self._retries = Retries(config)
+        self._admission = Admission(config.flow)
         self._pools: dict[str, Pool] = {}
         self._pool_of: dict[RequestId, Pool] = {}
         self._fleet_version = 0
@@ -116,6 +123,7 @@ class Router:
             Asked: self._asked,
             Stopping: self._stopping,
         }
+        publish_limits(self._meter, config.flow)
 
     def step(self, events: Sequence[Event]) -> list[Command]:
         """Take note of what happened, then decide what can be decided.
@@ -146,7 +154,7 @@ class Router:
             self._questions.clear()
         if not events or self._now_s - self._published_s >= PUBLISH_INTERVAL_S:
             self._published_s = self._now_s
-            publish(self._meter, self._pools, self._flow)
+            publish(self._meter, self._pools, self._flow, self._now_s)
         return commands
 
     # -- what happened
@@ -167,6 +175,7 @@ class Router:
         pool = self._pools.get(request.pool)
         if pool is None:
             self._refusals.append(Shed(request.id, NoReplicaError.code, self._flow.retry_after_s()))
+            self._meter.count("warmfront_shed_total", (request.pool, NoReplicaError.code), 1)
             return
         self._retries.arrived()
         pool.fleet.learned.continuation.arrived(request.turn)
@@ -273,6 +282,7 @@ class Router:
                 )
             self._pools[state.name].fleet.now_s = self._now_s
             self._pools[state.name].follow(state)
+            self._admission.follow(self._pools[state.name])
 
     def _config_changed(self, event: ConfigChanged) -> None:
         self._at(event.time_s)
@@ -286,10 +296,13 @@ class Router:
         self._config = config
         self._flow.reconfigure(config.flow)
         self._retries.reconfigure(config)
+        self._admission = Admission(config.flow)
+        publish_limits(self._meter, config.flow)
         for pool in self._pools.values():
             pool.health.config = config.health
             pool.fleet.choices_max = config.choices_max
             pool.fleet.priority_step = config.policy.cost.priority_step
+            self._admission.follow(pool)
 
     def _paced(self, event: Paced) -> None:
         self._at(event.time_s)
@@ -368,54 +381,142 @@ class Router:
     # -- what to do
 
     def _serve_waiting(self, commands: list[Command]) -> None:
-        commands += [self._shed(waiting, QueueTimeoutError.code) for waiting in self._flow.expired(self._now_s)]
-        for name in self._flow.pools():
+        flow = self._flow
+        commands += [self._shed(waiting, QueueTimeoutError.code) for waiting in flow.expired(self._now_s)]
+        for waiting in flow.take_new():
+            self._offer(waiting, commands)
+        for name in flow.pools():
             self._serve(name, commands)
 
-    def _serve(self, name: str, commands: list[Command]) -> None:
-        """Dispatch a pool's waiting requests in order until nothing can take the next one."""
-        pool = self._pools.get(name)
-        if pool is None:
-            commands += [self._refuse(waiting, NoReplicaError.code) for waiting in self._flow.waiting(name)]
+    def _offer(self, waiting: Waiting, commands: list[Command]) -> None:
+        """Send a new request at once if nobody waits before it and there is room; let it wait otherwise."""
+        flow, name = self._flow, waiting.request.pool
+        if flow.is_late(waiting, self._now_s):
+            commands.append(self._shed(waiting, QueueTimeoutError.code))
             return
-        for waiting in self._flow.waiting(name):
-            command = self._decide(waiting, pool)
-            if command is None:
-                break
-            commands.append(command)
-        self._tell_starvation(pool)
-        beyond = self._flow.overflowing(name)
-        if beyond:
-            code = ShedError.code if self._config.flow.queue_max else NoReplicaError.code
-            commands += [self._shed(waiting, code) for waiting in beyond]
+        if not flow.depth(name) and (pool := self._pools.get(name)) is not None:
+            placed = self._place(waiting, pool)
+            if not isinstance(placed, Held):
+                commands.append(placed)
+                return
+            flow.hold(waiting)
+            self._note_held(waiting, placed)
+            return
+        flow.hold(waiting)
+        self._note_held(waiting, None)
 
-    def _decide(self, waiting: Waiting, pool: Pool) -> Command | None:
-        """Answer one request; `None` to hold it."""
+    def _note_held(self, waiting: Waiting, held: Held | None) -> None:
+        """Count a request that waits; `held`: why it could not be placed, when it was tried."""
+        name = waiting.request.pool
+        queue = self._flow.queue(name)
+        assert queue is not None
+        if held is not None:
+            queue.held = held
+            self._pools[name].held_s = self._now_s
+        self._meter.count("warmfront_held_total", (name, queue.held.reason), 1)
+
+    def _serve(self, name: str, commands: list[Command]) -> None:
+        """Dispatch a pool's held requests in order until nothing can take the next one, then keep the bounds."""
+        queue, pool = self._flow.queue(name), self._pools.get(name)
+        assert queue is not None
+        if pool is None:
+            commands += [self._refuse(waiting, NoReplicaError.code) for waiting in list(queue.requests.values())]
+            self._flow.forget(name)
+            return
+        pool.fleet.held_s = self._now_s - queue.oldest_s()
+        self._drain(queue, pool, commands)
+        self._tell_starvation(pool)
+        self._trim(queue, pool, commands)
+
+    def _drain(self, queue: Queue, pool: Pool, commands: list[Command]) -> None:
+        passed = 0
+        while passed < PASSED_MAX:
+            waiting = queue.head()
+            if waiting is None:
+                queue.resume()
+                return
+            if queue.waits_for_memory == (waiting.request.id, pool.releases):
+                return
+            placed = self._place(waiting, pool)
+            if not isinstance(placed, Held):
+                commands.append(placed)
+                continue
+            queue.held = placed
+            pool.held_s = self._now_s
+            if placed.stops_all:
+                queue.waits_for_memory = (waiting.request.id, pool.releases) if placed is admission.NO_MEMORY else None
+                queue.resume()
+                return
+            queue.pass_over(waiting)
+            passed += 1
+
+    def _trim(self, queue: Queue, pool: Pool, commands: list[Command]) -> None:
+        """Keep the bounds of a queue: send what only an estimate holds back, or shed the newest of the least urgent."""
+        config = self._config.flow
+        while len(queue) > config.queue_max:
+            waiting = queue.head() if queue.held.is_soft and config.overflow == "send" else None
+            placed = None if waiting is None else self._place(waiting, pool, only_hard=True)
+            if placed is None or isinstance(placed, Held):
+                code = ShedError.code if config.queue_max or pool.fleet.eligible else NoReplicaError.code
+                placed = self._refuse(queue.last(), code)
+            commands.append(placed)
+        bound = config.queue_max_per_flow
+        for flow in queue.grown if bound is not None else ():
+            while queue.of_flow.get(flow, 0) > (bound or 0):
+                commands.append(self._refuse(queue.last_of(flow), ShedError.code))
+        queue.grown.clear()
+        pool.fleet.held_s = 0.0
+
+    def _place(self, waiting: Waiting, pool: Pool, *, only_hard: bool = False) -> Command | Held:
+        """Answer one request, or say why it is held; `only_hard`: estimates are no reason."""
         fleet, request = pool.fleet, waiting.request
         eligible, serving = fleet.eligible, pool.serving(request.model)
         if not eligible:
-            return None
+            return admission.NOT_READY
         if not serving:
             return self._refuse(waiting, NoReplicaError.code)
-        is_retry = waiting.attempts > 0
-        untried = [slot for slot in serving if slot not in waiting.tried] if is_retry else serving
+        # What was tried is excluded first, what is full next; preferences choose among what is left.
+        untried = [slot for slot in serving if slot not in waiting.tried] if waiting.attempts else serving
         if not untried:
             return self._refuse(waiting, NoReplicaError.code)
+        candidates = self._admission.within_limits(pool, untried)
+        if not candidates:
+            return admission.FULL if untried is eligible or self._admission.is_full(pool) else admission.FULL_FOR_ONE
+        patience_s = math.inf if only_hard else self._patience_s(fleet)
+        return self._place_among(candidates, waiting, pool, patience_s=patience_s, is_anyone=untried is eligible)
+
+    def _place_among(
+        self, candidates: list[Slot], waiting: Waiting, pool: Pool, *, patience_s: float, is_anyone: bool
+    ) -> Command | Held:
+        """Choose one of the replicas that may take a request, or hold it if all would make it wait."""
+        fleet, request, roomy = pool.fleet, waiting.request, candidates
+        if patience_s < math.inf:
+            roomy = self._admission.unsaturated(pool, candidates)
+            held = admission.held_by_ledger(fleet, roomy, patience_s, is_anyone=is_anyone)
+            if held is not None:
+                return held
+            candidates = admission.spared(pool, candidates, roomy)
         overlap = self._overlap(request, pool)
-        if untried is eligible:
+        if patience_s < math.inf and not admission.has_memory(fleet, roomy, patience_s, request, overlap):
+            return admission.NO_MEMORY if is_anyone else admission.NO_MEMORY_FOR_ONE
+        eligible, is_retry = fleet.eligible, waiting.attempts > 0
+        if candidates is eligible:
             decision = self._decider.decide(request, overlap, fleet, retry=False)
         else:
-            fleet.allow(untried)
+            fleet.allow(candidates)
             decision = self._decider.decide(request, overlap, fleet, retry=is_retry)
             fleet.allow(eligible)
         if decision is None:
-            return None
+            return admission.BY_POLICY
         return self._dispatch(waiting, pool, overlap, decision)
+
+    def _patience_s(self, fleet: Fleet) -> float:
+        return self._decider.patience_s(fleet) if self._admission.holds_by_estimate else math.inf
 
     def _dispatch(self, waiting: Waiting, pool: Pool, overlap: Overlap, decision: Decision) -> Dispatch:
         request, choices = waiting.request, decision.choices
-        self._flow.served(waiting, self._now_s)
-        pool.dispatch(waiting, choices, overlap, self._now_s)
+        flight = pool.dispatch(waiting, choices, overlap, self._now_s)
+        self._flow.served(waiting, self._now_s, flight.new_tokens + flight.output_tokens)
         if pool.health.watches:
             pool.admit(self._now_s)
         self._pool_of[request.id] = pool
@@ -442,6 +543,7 @@ class Router:
     def _shed(self, waiting: Waiting, code: str) -> Shed | Deliver:
         if waiting.attempts:
             return Deliver(waiting.request.id)  # what the engine said is worth more than our words
+        self._meter.count("warmfront_shed_total", (waiting.request.pool, code), 1)
         return Shed(waiting.request.id, code, self._flow.retry_after_s())
 
     def _tell_standing(self, pool: Pool, commands: list[Command]) -> None:

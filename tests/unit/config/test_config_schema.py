@@ -17,6 +17,8 @@ PLAIN_NUMBERS = {
     "compute_threads": "counts are plural nouns",
     "idle_connections_per_server": "counts are plural nouns",
     "unready_after": "failures, as its documentation says",
+    "queue_max_per_flow": "requests, as `queue_max`",
+    "in_flight_max_per_replica": "requests, as `in_flight_max`",
     "seed": "no unit",
     "block_size": "tokens, by the glossary",
     "block_size_default": "tokens, by the glossary",

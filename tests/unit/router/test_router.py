@@ -66,8 +66,8 @@ def test_the_newest_beyond_the_bound_are_shed() -> None:
     world = World(0, flow=FlowConfig(queue_max=2))
     commands = world.step(*[Arrived(world.new()) for _ in range(4)])
     assert [(command.id, command.code) for command in commands if isinstance(command, Shed)] == [
-        (3, "fleet_saturated"),
         (4, "fleet_saturated"),
+        (3, "fleet_saturated"),
     ]
 
 

@@ -4,14 +4,16 @@
 //! the framing are written anew for the next hop, `Expect` is answered here. What is addressed to us (`x-warmfront-…`)
 //! ends here, and [`EngineHeaders`] says what else an operator keeps from engines.
 
+use std::hash::{BuildHasher as _, RandomState};
+
 use http::header::{
-    ACCEPT, ACCEPT_ENCODING, CONNECTION, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, EXPECT, HOST, HeaderName,
-    HeaderValue, TRANSFER_ENCODING, VIA,
+    ACCEPT, ACCEPT_ENCODING, AUTHORIZATION, CONNECTION, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, EXPECT, HOST,
+    HeaderName, HeaderValue, TRANSFER_ENCODING, VIA,
 };
 use http::{HeaderMap, StatusCode};
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
-use crate::config::HeaderRules;
+use crate::config::{HeaderRules, SessionConfig};
 use crate::error::CoreError;
 
 /// Longest `x-request-id` that is kept; longer ones are replaced.
@@ -28,6 +30,13 @@ pub(crate) const FLOW: HeaderName = HeaderName::from_static("x-warmfront-flow");
 pub(crate) const PRIORITY: HeaderName = HeaderName::from_static("x-vllm-priority");
 /// Most urgent priority that this request may have; set by `access`, which knows the caller.
 pub(crate) const PRIORITY_LIMIT: HeaderName = HeaderName::from_static("x-warmfront-priority-limit");
+/// How long the client waits, in seconds; ours, and the name that some gateways use.
+const TIMEOUT: HeaderName = HeaderName::from_static("x-warmfront-timeout-s");
+const REQUEST_TIMEOUT: HeaderName = HeaderName::from_static("x-request-timeout");
+/// W3C baggage: `session.id=a;property, other=b`.
+const BAGGAGE: HeaderName = HeaderName::from_static("baggage");
+const API_KEY: HeaderName = HeaderName::from_static("x-api-key");
+const AZURE_API_KEY: HeaderName = HeaderName::from_static("api-key");
 pub(crate) const RANK: HeaderName = HeaderName::from_static("x-data-parallel-rank");
 
 /// Headers that say how a body is read; an allow-list need not name them.
@@ -120,22 +129,105 @@ pub(crate) fn request_id(headers: &HeaderMap, fresh: u64) -> HeaderValue {
     })
 }
 
-/// Hash of the session that a header names: `x-session-id` and its vendor spellings (`x-…-session-id`).
-pub(crate) fn session_key(headers: &HeaderMap) -> Option<u64> {
-    let is_session = |name: &str| name.starts_with("x-") && name.ends_with("session-id");
-    let value = headers.iter().find(|(name, value)| is_session(name.as_str()) && !value.is_empty())?.1;
-    Some(xxh3_64(value.as_bytes()))
+/// Where clients put the name of a conversation, as configured.
+#[derive(Debug, Default)]
+pub(crate) struct SessionRules {
+    names: Vec<SessionName>,
+    baggage: String,
 }
 
-/// An affinity key as it counts inside one flow: nobody can steer or watch the conversations of another tenant.
-pub(crate) fn within_flow(key: u64, flow: &str) -> u64 {
-    xxh3_64_with_seed(flow.as_bytes(), key)
+#[derive(Debug)]
+enum SessionName {
+    Exact(HeaderName),
+    Pattern { start: String, end: String },
 }
 
-/// The flow this request queues in.
-pub(crate) fn flow(headers: &HeaderMap) -> String {
+impl SessionRules {
+    /// Names that can be no header's match nothing; Python has checked them.
+    pub(crate) fn new(config: &SessionConfig) -> Self {
+        let rule = |name: &String| match name.split_once('*') {
+            Some((start, end)) => Some(SessionName::Pattern { start: start.to_owned(), end: end.to_owned() }),
+            None => HeaderName::try_from(name.as_str()).ok().map(SessionName::Exact),
+        };
+        Self { names: config.headers.iter().filter_map(rule).collect(), baggage: config.baggage.clone() }
+    }
+
+    /// What a header says of the conversation, and whether it was a header of its own or a member of `baggage`.
+    pub(crate) fn find<'h>(&self, headers: &'h HeaderMap) -> Option<(&'static str, &'h [u8])> {
+        let own = self.names.iter().find_map(|name| name.find(headers));
+        own.map(|value| ("header", value)).or_else(|| Some(("baggage", self.in_baggage(headers)?)))
+    }
+
+    fn in_baggage<'h>(&self, headers: &'h HeaderMap) -> Option<&'h [u8]> {
+        if self.baggage.is_empty() {
+            return None;
+        }
+        let lists = headers.get_all(BAGGAGE).iter().filter_map(|value| value.to_str().ok());
+        let members = lists.flat_map(|list| list.split(',')).filter_map(|member| member.split_once('='));
+        let value = members.filter(|(name, _)| name.trim() == self.baggage).map(|(_, value)| value);
+        value
+            .filter_map(|value| value.split(';').next())
+            .map(str::trim)
+            .find(|value| !value.is_empty())
+            .map(str::as_bytes)
+    }
+}
+
+impl SessionName {
+    fn find<'h>(&self, headers: &'h HeaderMap) -> Option<&'h [u8]> {
+        let value = match self {
+            Self::Exact(name) => headers.get_all(name).iter().find(|value| !value.is_empty()),
+            Self::Pattern { start, end } => {
+                let matches = |name: &str| {
+                    name.len() > start.len() + end.len() && name.starts_with(&**start) && name.ends_with(&**end)
+                };
+                headers.iter().find(|(name, value)| matches(name.as_str()) && !value.is_empty()).map(|(_, value)| value)
+            }
+        };
+        value.map(HeaderValue::as_bytes)
+    }
+}
+
+/// Hash of a conversation's name as this caller uses it: the same name under another key or in another flow is another
+/// conversation, so that callers cannot steer one another. The same in every router.
+pub(crate) fn session_key(headers: &HeaderMap, session: &[u8]) -> u64 {
+    let caller = credentials(headers).map_or(0, |value| xxh3_64(value.as_bytes()));
+    let flow = headers.get(FLOW).map_or(0, |value| xxh3_64_with_seed(value.as_bytes(), caller));
+    xxh3_64_with_seed(session, caller ^ flow.rotate_left(1))
+}
+
+/// The flow this request queues in: the one it names, or one for each credential. A name made of a credential depends on
+/// a secret of the process, so that it gives nothing away.
+pub(crate) fn flow(headers: &HeaderMap, secret: &RandomState) -> String {
     let given = headers.get(FLOW).and_then(|value| value.to_str().ok());
-    given.filter(|flow| (1..=FLOW_BYTES_MAX).contains(&flow.len())).unwrap_or("default").to_owned()
+    if let Some(flow) = given.filter(|flow| (1..=FLOW_BYTES_MAX).contains(&flow.len())) {
+        return flow.to_owned();
+    }
+    match credentials(headers) {
+        Some(value) => format!("key-{:016x}", secret.hash_one(value.as_bytes())),
+        None => "default".to_owned(),
+    }
+}
+
+/// What tells callers apart: their API key, as OpenAI, Anthropic and Azure clients send it.
+fn credentials(headers: &HeaderMap) -> Option<&HeaderValue> {
+    [AUTHORIZATION, API_KEY, AZURE_API_KEY].iter().find_map(|name| headers.get(name)).filter(|value| !value.is_empty())
+}
+
+/// Seconds that the client is ready to wait for its answer, from the arrival of the request.
+pub(crate) fn timeout_s(headers: &HeaderMap) -> Option<f64> {
+    [TIMEOUT, REQUEST_TIMEOUT].iter().find_map(|name| seconds(headers.get(name)?.to_str().ok()?))
+}
+
+/// `2`, `2.5`, `2s` or `2500ms`; anything that is no positive time says nothing.
+fn seconds(text: &str) -> Option<f64> {
+    let text = text.trim();
+    let (number, unit) = match text.strip_suffix("ms") {
+        Some(number) => (number, 1e-3),
+        None => (text.strip_suffix('s').unwrap_or(text), 1.0),
+    };
+    let seconds = number.trim_end().parse::<f64>().ok()? * unit;
+    (seconds.is_finite() && seconds > 0.0).then_some(seconds)
 }
 
 pub(crate) fn priority(headers: &HeaderMap) -> Option<i64> {
@@ -220,13 +312,6 @@ mod tests {
 
     // bug 173
     #[test]
-    fn one_session_name_in_two_flows_is_two_sessions() {
-        assert_ne!(within_flow(7, "a"), within_flow(7, "b"));
-        assert_eq!(within_flow(7, "a"), within_flow(7, "a"));
-        assert_ne!(within_flow(7, "a"), within_flow(8, "a"));
-    }
-
-    #[test]
     fn an_answer_keeps_its_length_encoding_and_both_cookies() {
         let given = headers(&[
             ("set-cookie", "a=1"),
@@ -259,22 +344,80 @@ mod tests {
         assert_eq!(request_id(&HeaderMap::new(), 5), "wf-0000000000000005");
     }
 
-    #[test]
-    fn sessions_are_found_under_their_vendor_spellings() {
-        let plain = session_key(&headers(&[("x-session-id", "s")]));
-        assert!(plain.is_some());
-        assert_eq!(session_key(&headers(&[("x-claude-code-session-id", "s")])), plain);
-        assert_eq!(session_key(&headers(&[("session-id", "s"), ("x-session-id", "")])), None);
+    fn rules() -> SessionRules {
+        let headers = ["x-session-id", "x-*-session-id"].map(str::to_owned).to_vec();
+        SessionRules::new(&SessionConfig { headers, baggage: "session.id".to_owned() })
+    }
+
+    fn found(pairs: &[(&'static str, &'static str)]) -> Option<(&'static str, String)> {
+        let headers = headers(pairs);
+        let (source, value) = rules().find(&headers)?;
+        Some((source, String::from_utf8(value.to_vec()).unwrap()))
     }
 
     #[test]
-    fn flow_and_priority_have_sane_defaults() {
-        assert_eq!(flow(&HeaderMap::new()), "default");
-        assert_eq!(flow(&headers(&[("x-warmfront-flow", "team-a")])), "team-a");
+    fn sessions_are_found_under_their_vendor_spellings_and_in_baggage() {
+        let session = |source| Some((source, "s".to_owned()));
+        for name in ["x-session-id", "x-claude-code-session-id", "x-litellm-session-id"] {
+            assert_eq!(found(&[(name, "s")]), session("header"), "{name}");
+        }
+        assert_eq!(found(&[("x-a-session-id", "other"), ("x-session-id", "s")]), session("header"));
+        assert_eq!(found(&[("x-session-id", ""), ("baggage", "a=1, session.id = s;ttl=3")]), session("baggage"));
+        assert_eq!(
+            found(&[("session-id", "s"), ("x--session-id-x", "s"), ("baggage", "session.id=,xsession.id=s")]),
+            None
+        );
+    }
+
+    // bug 173
+    #[test]
+    fn the_same_session_name_is_another_key_for_another_caller_or_flow() {
+        let key = |pairs: &[(&'static str, &'static str)]| session_key(&headers(pairs), b"s");
+        let keys = [
+            key(&[]),
+            key(&[("authorization", "Bearer a")]),
+            key(&[("authorization", "Bearer b")]),
+            key(&[("x-api-key", "c")]),
+            key(&[("authorization", "Bearer a"), ("x-warmfront-flow", "t")]),
+            key(&[("x-warmfront-flow", "t")]),
+        ];
+        for (row, first) in keys.iter().enumerate() {
+            assert!(keys[row + 1..].iter().all(|other| other != first), "{row}");
+        }
+        assert_eq!(keys[1], key(&[("authorization", "Bearer a"), ("x-other", "1")]), "the same in every router");
+    }
+
+    #[test]
+    fn a_flow_is_named_by_its_header_or_made_of_the_credential_without_showing_it() {
+        let secret = RandomState::new();
+        let flow = |pairs: &[(&'static str, &'static str)]| flow(&headers(pairs), &secret);
+        assert_eq!(flow(&[]), "default");
+        assert_eq!(flow(&[("x-warmfront-flow", "team-a"), ("authorization", "Bearer k")]), "team-a");
+        let (one, two) = (flow(&[("authorization", "Bearer k")]), flow(&[("x-api-key", "other")]));
+        assert_ne!(one, two);
+        assert_eq!(one, flow(&[("authorization", "Bearer k")]));
+        assert!(one.starts_with("key-") && one.len() == 20, "{one}");
+        assert_ne!(one, super::flow(&headers(&[("authorization", "Bearer k")]), &RandomState::new()), "no dictionary");
+    }
+
+    #[test]
+    fn priorities_have_sane_defaults() {
         assert_eq!(priority(&headers(&[("x-vllm-priority", "-5")])), Some(-5));
         assert_eq!(priority(&headers(&[("x-vllm-priority", "high")])), None);
         assert_eq!(bounded_priority(&HeaderMap::new(), -5), (-5, false));
         let limited = headers(&[("x-warmfront-priority-limit", "2")]);
         assert_eq!([-5, 2, 9].map(|asked| bounded_priority(&limited, asked)), [(2, true), (2, false), (9, false)]);
+    }
+
+    #[test]
+    fn timeouts_are_read_in_seconds_and_nonsense_says_nothing() {
+        let timeout = |value| timeout_s(&headers(&[("x-request-timeout", value)]));
+        assert_eq!(timeout("2.5"), Some(2.5));
+        assert_eq!(timeout(" 30s "), Some(30.0));
+        assert_eq!(timeout("250ms"), Some(0.25));
+        for nonsense in ["", "0", "-1", "soon", "inf", "nan", "1e999", "s"] {
+            assert_eq!(timeout(nonsense), None, "{nonsense}");
+        }
+        assert_eq!(timeout_s(&headers(&[("x-request-timeout", "9"), ("x-warmfront-timeout-s", "4")])), Some(4.0));
     }
 }

@@ -1,4 +1,4 @@
-//! What `GET` shows of the router itself: models, readiness, metrics, version.
+//! What `GET` shows of the router itself: models, readiness, backlog, metrics, version.
 
 use std::collections::BTreeMap;
 
@@ -9,6 +9,7 @@ use super::answer::{self, Reply, Shape};
 use crate::error::MODEL_NOT_FOUND;
 use crate::fleet::{FleetView, Pool};
 use crate::mailbox::{Standing, Standings};
+use crate::metrics::Metrics;
 
 /// `/v1/models`: the cards of all pools, as the engines gave them.
 pub(crate) fn models(fleet: &FleetView) -> Response<Reply> {
@@ -85,6 +86,73 @@ fn pool_state(pool: &Pool, standings: &[Standing]) -> Value {
         "limited": limited,
         "events": {"live": live, "stale": stale, "none": none},
     })
+}
+
+/// `/health/backlog`: what waits and why, in the numbers that the router published last. It is not asked: a router that is
+/// busy is just when this is read.
+pub(crate) fn backlog(fleet: &FleetView, metrics: &Metrics) -> Response<Reply> {
+    let numbers = Backlog::read(metrics);
+    let pools: Vec<Value> = fleet.pools.iter().map(|pool| numbers.of_pool(&pool.name)).collect();
+    let total = |field: &str| pools.iter().filter_map(|pool| pool[field].as_f64()).sum::<f64>() as u64;
+    let body = json!({
+        "in_flight_requests": total("in_flight"),
+        "waiting_requests": total("waiting"),
+        "limits": numbers.limits(),
+        "pools": pools,
+    });
+    answer::json(200, body.to_string())
+}
+
+/// Rows of the metrics that tell of queues, each with its label values.
+struct Backlog {
+    waiting: Rows,
+    by_band: Rows,
+    oldest_s: Rows,
+    in_flight: Rows,
+    shed: Rows,
+    held: Rows,
+    limits: Rows,
+}
+
+type Rows = Vec<(Box<[String]>, f64)>;
+
+impl Backlog {
+    fn read(metrics: &Metrics) -> Self {
+        Self {
+            waiting: metrics.rows("warmfront_waiting_requests"),
+            by_band: metrics.rows("warmfront_waiting_band_requests"),
+            oldest_s: metrics.rows("warmfront_oldest_wait_seconds"),
+            in_flight: metrics.rows("warmfront_pool_requests"),
+            shed: metrics.rows("warmfront_shed_total"),
+            held: metrics.rows("warmfront_held_total"),
+            limits: metrics.rows("warmfront_flow_limit"),
+        }
+    }
+
+    fn of_pool(&self, name: &str) -> Value {
+        let one = |rows: &Rows| rows.iter().find(|(labels, _)| labels[0] == name).map_or(0.0, |(_, value)| *value);
+        json!({
+            "name": name,
+            "waiting": one(&self.waiting) as u64,
+            "waiting_by_band": split(&self.by_band, name),
+            "oldest_wait_s": one(&self.oldest_s),
+            "in_flight": one(&self.in_flight) as u64,
+            "held_total": split(&self.held, name),
+            "rejected_total": split(&self.shed, name),
+        })
+    }
+
+    /// `null`: none.
+    fn limits(&self) -> Value {
+        let number = |limit: f64| if limit.is_finite() { Value::from(limit as u64) } else { Value::Null };
+        self.limits.iter().map(|(labels, limit)| (labels[0].clone(), number(*limit))).collect()
+    }
+}
+
+/// The rows of one pool that are above zero, by their second label.
+fn split(rows: &Rows, pool: &str) -> Value {
+    let own = rows.iter().filter(|(labels, value)| labels[0] == pool && *value > 0.0);
+    own.map(|(labels, value)| (labels[1].clone(), Value::from(*value as u64))).collect()
 }
 
 pub(crate) fn version() -> Response<Reply> {

@@ -3,6 +3,7 @@
 //! Small bodies are prepared where they are read; a large one would hold up every stream on its I/O thread, so it goes to
 //! a compute thread. Work that has not begun ends with the client.
 
+use std::hash::RandomState;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -10,13 +11,12 @@ use http::HeaderMap;
 use http::header::CONTENT_TYPE;
 use memchr::memmem;
 use tokio::sync::Semaphore;
-use xxhash_rust::xxh3::xxh3_64;
 
-use super::headers;
+use super::headers::{self, SessionRules};
 use super::request::{self, Endpoint, ParsedBody};
 use crate::block::{BlockExtras, BlockHasher, SeqHash};
 use crate::clock::Clock;
-use crate::config::IndexConfig;
+use crate::config::{IndexConfig, SessionConfig};
 use crate::error::{Face, INTERNAL_ERROR, INVALID_BODY, MODEL_NOT_FOUND, NO_READY_REPLICA};
 use crate::fleet::{FleetView, Pool, Tokens};
 use crate::mailbox::{Basis, RequestFacts, RequestId, Route};
@@ -72,6 +72,9 @@ impl Refusal {
 pub struct Preparer {
     seed: u64,
     block_size_default: u32,
+    sessions: SessionRules,
+    /// Makes names of flows out of credentials.
+    secret: RandomState,
     compute: Arc<Semaphore>,
     clock: Clock,
     metrics: Arc<Metrics>,
@@ -80,10 +83,17 @@ pub struct Preparer {
 impl Preparer {
     /// `compute_threads`: large bodies prepared at the same time.
     #[must_use]
-    pub fn new(index: &IndexConfig, compute_threads: usize, clock: Clock, metrics: Arc<Metrics>) -> Self {
+    pub fn new(
+        (index, session): (&IndexConfig, &SessionConfig),
+        compute_threads: usize,
+        clock: Clock,
+        metrics: Arc<Metrics>,
+    ) -> Self {
         Self {
             seed: index.seed,
             block_size_default: index.block_size_default,
+            sessions: SessionRules::new(session),
+            secret: RandomState::new(),
             compute: Arc::new(Semaphore::new(compute_threads.max(1))),
             clock,
             metrics,
@@ -112,19 +122,15 @@ impl Preparer {
             Some(endpoint) => self.blocks(pool, endpoint, &ask.body, &parsed, (&model, adapter.as_deref())),
             None => Blocks::none(ask.body.len()),
         };
-        let session = parsed.session.as_ref().map(|session| xxh3_64(session.key.as_bytes()));
-        let flow = headers::flow(&ask.headers);
         let asked = headers::priority(&ask.headers).or(parsed.priority).unwrap_or(0);
         let (priority, is_priority_overruled) = headers::bounded_priority(&ask.headers, asked);
-        let affinity = headers::session_key(&ask.headers).or(session);
         let facts = RequestFacts {
             id: ask.id,
             time_s: ask.time_s,
             pool: pool.name.clone(),
             model,
             adapter,
-            affinity_key: affinity.map(|key| headers::within_flow(key, &flow)),
-            flow,
+            flow: headers::flow(&ask.headers, &self.secret),
             priority,
             route: if ask.endpoint.is_some() { Route::Prefix } else { Route::Load },
             basis: blocks.basis,
@@ -132,9 +138,11 @@ impl Preparer {
             blocks: blocks.hashes.first().map_or(0, |(_, hashes)| hashes.len() as u32),
             turn: parsed.turns,
             output_tokens_max: parsed.output_tokens_max,
+            affinity_key: self.affinity_key(ask, &parsed),
             prefix_key: prefix_key(&blocks.hashes),
             stream: parsed.stream,
             fallback: blocks.fallback.map(str::to_owned),
+            deadline_s: headers::timeout_s(&ask.headers).map(|timeout_s| ask.time_s + timeout_s),
         };
         if let Some(reason) = blocks.fallback {
             self.metrics.inc("warmfront_fallbacks_total", &[reason], 1);
@@ -146,6 +154,17 @@ impl Preparer {
             hashes: blocks.hashes,
         };
         Ok(Prepared { facts, prompt: Arc::new(prompt), is_priority_overruled })
+    }
+
+    /// The key of the conversation, from a header or else from the body.
+    fn affinity_key(&self, ask: &Ask, parsed: &ParsedBody) -> Option<u64> {
+        let in_body = || parsed.session.as_ref().map(|session| ("body", session.key.as_bytes()));
+        let found = self.sessions.find(&ask.headers).or_else(in_body);
+        if ask.endpoint.is_some() {
+            let source = found.map_or("none", |(source, _)| source);
+            self.metrics.inc("warmfront_session_keys_total", &[source], 1);
+        }
+        found.map(|(_, session)| headers::session_key(&ask.headers, session))
     }
 
     fn blocks(

@@ -181,6 +181,7 @@ async fn route(front: &Arc<Front>, caller: &Caller, request: Request<Incoming>) 
         Target::Model => overview::model(&front.fleet.load(), routes::model_name(path).unwrap_or_default()),
         Target::Health => answer::json(200, "{}"),
         Target::Ready => overview::ready(&front.fleet.load(), &front.mailbox.standings()),
+        Target::Backlog => overview::backlog(&front.fleet.load(), &front.metrics),
         Target::Metrics => answer::with_type(200, "text/plain; version=0.0.4; charset=utf-8", front.metrics.render()),
         Target::Version => overview::version(),
     }

@@ -100,6 +100,7 @@ impl Endpoint {
                         | "chat_template_kwargs"
                         | "previous_response_id"
                         | "previous_input_messages"
+                        | "conversation"
                         | "kv_transfer_params"
                         | "max_output_tokens"
                         | "prompt_cache_key"
@@ -226,7 +227,6 @@ fn count(fields: &Json, field: &str) -> Option<u32> {
     fields.get(field).and_then(Json::as_int).map(|value| value.clamp(0, u32::MAX.into()) as u32)
 }
 
-/// The most specific key first: a conversation, then a cache key, then a user.
 /// With `echo`, the log probabilities that are asked for the answer are given for the prompt too.
 fn wants_prompt_logprobs(endpoint: Endpoint, fields: &Json) -> bool {
     let is_given = |field| fields.get(field).is_some_and(|value| !matches!(value, Json::Null));
@@ -234,15 +234,19 @@ fn wants_prompt_logprobs(endpoint: Endpoint, fields: &Json) -> bool {
     is_given("prompt_logprobs") || (fields.get("echo").is_some_and(Json::is_truthy) && is_given(echoed))
 }
 
+/// The most specific key that stays the same over a conversation first: a conversation, then a cache key, then a user.
+/// `previous_response_id` names another answer with every turn; it keeps only the forks of one turn together.
 fn session(fields: &Json) -> Option<Session> {
     let nested = |outer: &str, inner: &str| fields.get(outer).and_then(|value| value.get(inner)).cloned();
     let candidates = [
         ("session_id", fields.get("session_id").cloned()),
+        ("conversation", fields.get("conversation").cloned()),
+        ("conversation.id", nested("conversation", "id")),
         ("vllm_xargs.session_id", nested("vllm_xargs", "session_id")),
         ("prompt_cache_key", fields.get("prompt_cache_key").cloned()),
-        ("previous_response_id", fields.get("previous_response_id").cloned()),
         ("metadata.user_id", nested("metadata", "user_id")),
         ("user", fields.get("user").cloned()),
+        ("previous_response_id", fields.get("previous_response_id").cloned()),
     ];
     candidates.into_iter().find_map(|(field, value)| {
         let key = value?.as_str().filter(|key| !key.is_empty())?.clone();
@@ -288,6 +292,27 @@ mod tests {
         assert_eq!((body.output_tokens_max, body.priority, body.turns), (Some(7), Some(-2), 1));
         assert_eq!(body.session, Some(Session { field: "prompt_cache_key", key: "k".into() }));
         assert_eq!(body.cache_salt.as_deref(), Some("s"));
+    }
+
+    #[test]
+    fn a_conversation_is_found_under_the_names_that_the_protocols_give_it() {
+        let session =
+            |endpoint, body| read(endpoint, body).session.map(|session| (session.field, session.key.to_string()));
+        let found = |field, key: &str| Some((field, key.to_owned()));
+        assert_eq!(session(Endpoint::Chat, r#"{"user": "u", "prompt_cache_key": ""}"#), found("user", "u"));
+        assert_eq!(
+            session(Endpoint::Messages, r#"{"metadata": {"user_id": "a_session_b"}}"#),
+            found("metadata.user_id", "a_session_b")
+        );
+        assert_eq!(
+            session(Endpoint::Responses, r#"{"previous_response_id": "r", "conversation": {"id": "c"}}"#),
+            found("conversation.id", "c")
+        );
+        assert_eq!(
+            session(Endpoint::Responses, r#"{"previous_response_id": "r"}"#),
+            found("previous_response_id", "r")
+        );
+        assert_eq!(session(Endpoint::Chat, r#"{"user": 7, "metadata": "u", "session_id": null}"#), None);
     }
 
     #[test]

@@ -15,6 +15,7 @@ pub(crate) enum Target {
     Model,
     Health,
     Ready,
+    Backlog,
     Metrics,
     Version,
 }
@@ -78,6 +79,7 @@ pub(crate) fn find(path: &str) -> Option<Found> {
         "/v1/models" => get(Target::Models),
         "/health" => get(Target::Health),
         "/ready" => get(Target::Ready),
+        "/health/backlog" => get(Target::Backlog),
         "/metrics" => get(Target::Metrics),
         "/version" => get(Target::Version),
         _ if BY_LOAD.contains(&path) => post(Target::ByLoad),

@@ -63,6 +63,7 @@ fn facts(id: u64) -> RequestFacts {
         prefix_key: 0,
         stream: false,
         fallback: None,
+        deadline_s: None,
     }
 }
 

@@ -99,7 +99,7 @@ fn encode_event(out: &mut Out, event: &Event) {
 }
 
 fn encode_facts(out: &mut Out, facts: &RequestFacts) {
-    out.array(17);
+    out.array(18);
     out.uint(facts.id).float(facts.time_s).text(&facts.pool).text(&facts.model);
     out.maybe_text(facts.adapter.as_deref()).text(&facts.flow).int(facts.priority);
     out.text(match facts.route {
@@ -114,6 +114,7 @@ fn encode_facts(out: &mut Out, facts: &RequestFacts) {
     out.uint(u64::from(facts.prompt_tokens)).uint(u64::from(facts.blocks)).uint(u64::from(facts.turn));
     out.maybe_uint(facts.output_tokens_max.map(u64::from)).maybe_uint(facts.affinity_key);
     out.uint(facts.prefix_key).boolean(facts.stream).maybe_text(facts.fallback.as_deref());
+    out.maybe_float(facts.deadline_s);
 }
 
 fn encode_usage(out: &mut Out, usage: &Usage) {
@@ -188,17 +189,17 @@ impl Out {
         self
     }
 
-    fn maybe_uint(&mut self, value: Option<u64>) -> &mut Self {
+    fn maybe_float(&mut self, value: Option<f64>) -> &mut Self {
         if let Some(value) = value {
-            return self.uint(value);
+            return self.float(value);
         }
         self.nil();
         self
     }
 
-    fn maybe_float(&mut self, value: Option<f64>) -> &mut Self {
+    fn maybe_uint(&mut self, value: Option<u64>) -> &mut Self {
         if let Some(value) = value {
-            return self.float(value);
+            return self.uint(value);
         }
         self.nil();
         self
@@ -394,6 +395,7 @@ mod tests {
             prefix_key: 9,
             stream: true,
             fallback: None,
+            deadline_s: Some(4.5),
         }
     }
 

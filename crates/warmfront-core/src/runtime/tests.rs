@@ -25,6 +25,7 @@ fn config(listen: &str, socket: &str, command: &[&str]) -> CoreConfig {
         "upstream": {
             "connect_timeout_s": 1, "first_byte_timeout_s": 10, "idle_connections_per_server": 4, "idle_timeout_s": 4
         },
+        "session": {"headers": ["x-session-id"], "baggage": ""},
         "index": {
             "facts_max": 100_000, "seed": 0, "predicted_ttl_s": 10, "approximate_ttl_s": 600,
             "block_size_default": 16, "segment_cache_bytes": 0

@@ -193,7 +193,7 @@ async fn what_the_router_is_told_of_a_request() {
     let body = format!(
         "{{\"model\":\"lora\",\"stream\":false,\"max_tokens\":7,\"priority\":3,\"messages\":[{{\"role\":\"user\",\"content\":\"{text}\"}}]}}"
     );
-    let extra = "x-warmfront-flow: team\r\nx-session-id: s\r\nx-vllm-priority: -2\r\n";
+    let extra = "x-warmfront-flow: team\r\nx-session-id: s\r\nx-vllm-priority: -2\r\nx-request-timeout: 20\r\n";
     let request = post("/v1/chat/completions", &body).replace("host: router\r\n", extra);
     let mut client = world.client().await;
     client.send(request).await;
@@ -207,6 +207,46 @@ async fn what_the_router_is_told_of_a_request() {
     assert!(facts[10].as_u64().unwrap() > 5, "blocks of {facts:?}");
     assert_eq!(facts[12], 7);
     assert!(facts[13].is_u64() && facts[14].is_u64());
+    assert_eq!(facts[17].as_f64(), Some(facts[1].as_f64().unwrap() + 20.0));
+    assert_eq!(world.metrics.counter("warmfront_session_keys_total", &["header"]).value(), 1);
+}
+
+#[tokio::test]
+async fn the_backlog_is_shown_in_the_numbers_published_last_without_asking_the_router() {
+    let engine = Engine::start(|_| Act::Say(vec![])).await;
+    let world = World::start(Options::new(&[&engine])).await;
+    let set = |name: &str, labels: &[&str], value| world.metrics.set(name, labels, value);
+    set("warmfront_waiting_requests", &["m"], 3.0);
+    set("warmfront_waiting_requests", &["gone"], 9.0);
+    set("warmfront_waiting_band_requests", &["m", "-1"], 1.0);
+    set("warmfront_waiting_band_requests", &["m", "0"], 2.0);
+    set("warmfront_waiting_band_requests", &["m", "4"], 0.0);
+    set("warmfront_oldest_wait_seconds", &["m"], 1.25);
+    set("warmfront_pool_requests", &["m"], 7.0);
+    set("warmfront_flow_limit", &["queue"], 1024.0);
+    set("warmfront_flow_limit", &["in_flight"], f64::INFINITY);
+    world.metrics.inc("warmfront_shed_total", &["m", "queue_timeout"], 2);
+    world.metrics.inc("warmfront_held_total", &["m", "estimated_wait"], 5);
+    let mut client = world.client().await;
+    client.send("GET /health/backlog HTTP/1.1\r\nhost: r\r\n\r\n".to_owned()).await;
+    let answer = client.answer().await;
+    assert_eq!(answer.status, 200);
+    let expected = json!({
+        "in_flight_requests": 7,
+        "waiting_requests": 3,
+        "limits": {"queue": 1024, "in_flight": null},
+        "pools": [{
+            "name": "m",
+            "waiting": 3,
+            "waiting_by_band": {"-1": 1, "0": 2},
+            "oldest_wait_s": 1.25,
+            "in_flight": 7,
+            "held_total": {"estimated_wait": 5},
+            "rejected_total": {"queue_timeout": 2},
+        }],
+    });
+    assert_eq!(answer.json(), expected);
+    assert!(world.events("asked").is_empty());
 }
 
 #[tokio::test]

@@ -15,7 +15,8 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinHandle;
 use warmfront_core::clock::Clock;
 use warmfront_core::config::{
-    ForwardAuthorization, FrontConfig, HeaderRules, IndexConfig, MetricConfig, MetricKind, QueueConfig, UpstreamConfig,
+    ForwardAuthorization, FrontConfig, HeaderRules, IndexConfig, MetricConfig, MetricKind, QueueConfig, SessionConfig,
+    UpstreamConfig,
 };
 use warmfront_core::fleet::{EventState, FleetView, Pool, Replica, ReplicaUpdate, Tokens};
 use warmfront_core::http::{Front, Fronts, Preparer, Stop, serve};
@@ -278,7 +279,7 @@ impl World {
         let mailbox = Arc::new(Mailbox::new(clock, options.queues, &metrics));
         let fleet = Arc::new(ArcSwap::from_pointee(fleet_of(&options.engines)));
         let requests = Arc::new(RequestTable::new(Arc::clone(&fleet), clock));
-        let preparer = Arc::new(Preparer::new(&index_config(), 1, clock, Arc::clone(&metrics)));
+        let preparer = Arc::new(Preparer::new((&index_config(), &session_config()), 1, clock, Arc::clone(&metrics)));
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let front = Front::new(
@@ -405,6 +406,10 @@ fn index_config() -> IndexConfig {
     }
 }
 
+fn session_config() -> SessionConfig {
+    SessionConfig { headers: vec!["x-session-id".into(), "x-*-session-id".into()], baggage: "session.id".into() }
+}
+
 fn catalogue() -> Vec<MetricConfig> {
     use MetricKind::{Counter, Gauge, Histogram};
     let families: BTreeMap<&str, (MetricKind, &[&str])> = BTreeMap::from([
@@ -420,6 +425,14 @@ fn catalogue() -> Vec<MetricConfig> {
         ("warmfront_cached_tokens_error", (Histogram, &["replica"])),
         ("warmfront_overlap_blocks", (Histogram, &["model"])),
         ("warmfront_fallbacks_total", (Counter, &["reason"])),
+        ("warmfront_session_keys_total", (Counter, &["source"])),
+        ("warmfront_waiting_requests", (Gauge, &["pool"])),
+        ("warmfront_waiting_band_requests", (Gauge, &["pool", "band"])),
+        ("warmfront_oldest_wait_seconds", (Gauge, &["pool"])),
+        ("warmfront_pool_requests", (Gauge, &["pool"])),
+        ("warmfront_flow_limit", (Gauge, &["limit"])),
+        ("warmfront_held_total", (Counter, &["pool", "reason"])),
+        ("warmfront_shed_total", (Counter, &["pool", "reason"])),
         ("warmfront_event_queue_depth", (Gauge, &[])),
         ("warmfront_command_queue_depth", (Gauge, &[])),
         ("warmfront_upstream_failures_total", (Counter, &["replica", "kind"])),

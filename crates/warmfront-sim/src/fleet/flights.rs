@@ -83,6 +83,7 @@ impl Fleet {
             prefix_key: prefix_key(&hashes_by_size),
             stream: true,
             fallback: None,
+            deadline_s: None,
         };
         let prompt = Prompt { pool: POOL.into(), tokens: prompt_tokens, reads_cache: true, hashes: hashes_by_size };
         self.table.insert(arrival.id, Arc::new(prompt));
