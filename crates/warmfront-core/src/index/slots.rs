@@ -49,6 +49,8 @@ pub(super) struct SlotState {
     pub(super) feed: Feed,
     pub(super) capacity_blocks: Option<u64>,
     pub(super) stale: bool,
+    /// Facts from events come from a former process, and the stream has not proved them yet.
+    pub(super) unverified: bool,
     pub(super) stats: SlotStats,
     pub(super) recent: Recent,
     pub(super) private: Private,
@@ -70,6 +72,7 @@ impl SlotState {
             feed,
             capacity_blocks,
             stale: false,
+            unverified: false,
             stats: SlotStats::default(),
             recent: Recent::default(),
             private: Private::default(),
