@@ -16,6 +16,7 @@
 use std::collections::BTreeMap;
 
 use bytes::Bytes;
+use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64;
 
 /// Replays in a row that bring nothing new before the hole counts as lost.
@@ -88,6 +89,19 @@ pub struct Counts {
     pub restarts: u64,
 }
 
+/// Where a stream is: enough to go on from there in another process, and to notice that the engine is another one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Position {
+    /// Number of the last applied batch.
+    pub last: u64,
+    /// Its xxh3.
+    pub print: u64,
+    /// First number of the contiguous run that is applied.
+    pub base: u64,
+    /// Whether that run begins at the engine's start.
+    pub complete: bool,
+}
+
 #[derive(Clone, Copy, Debug)]
 struct Applied {
     number: u64,
@@ -147,6 +161,9 @@ pub struct Sequence {
     /// History was given up because replays failed; how many answered attempts to win it back are left.
     start_attempts: u32,
     distrusted: bool,
+    /// The position is one of a former process and nothing has contradicted it yet: its facts are believed until the
+    /// stream answers.
+    resumed: bool,
     reason: Option<String>,
     counts: Counts,
     actions: Vec<Action>,
@@ -168,10 +185,25 @@ impl Sequence {
             complete: false,
             start_attempts: 0,
             distrusted: false,
+            resumed: false,
             reason: None,
             counts: Counts::default(),
             actions: Vec::new(),
         }
+    }
+
+    /// Goes on where a former process was. Its facts may be believed from the start: the first answer of the replay proves
+    /// them or makes them be forgotten, and a stream that cannot be reached makes them stale.
+    pub fn resume(can_replay: bool, position: Position) -> Self {
+        let Position { last, print, base, complete } = position;
+        let applied = Some(Applied { number: last, print });
+        Self { applied, base, complete, resumed: true, ..Self::new(can_replay) }
+    }
+
+    /// Where the stream is; `None`: nothing is applied.
+    pub fn position(&self) -> Option<Position> {
+        let Applied { number: last, print } = self.applied?;
+        Some(Position { last, print, base: self.base, complete: self.complete })
     }
 
     /// Takes one input and returns what has to be done, in order.
@@ -235,6 +267,7 @@ impl Sequence {
     fn disconnected(&mut self, reason: String) {
         self.asked = None;
         self.phase = Phase::Disconnected;
+        self.resumed = false;
         self.reason = Some(reason);
         self.actions.push(Action::Trust(false));
     }
@@ -454,7 +487,9 @@ impl Sequence {
     fn catch_up(&mut self, reason: String) {
         self.phase = Phase::CatchingUp;
         self.reason = Some(reason);
-        self.actions.push(Action::Trust(false));
+        if !self.resumed {
+            self.actions.push(Action::Trust(false));
+        }
         self.counts.replays += 1;
         self.ask(Purpose::CatchUp);
     }
@@ -471,6 +506,7 @@ impl Sequence {
             self.actions.push(Action::Trust(true));
         }
         self.phase = Phase::Live;
+        self.resumed = false;
         self.asked = None;
         self.barren = 0;
         self.reason = reason;
@@ -479,6 +515,7 @@ impl Sequence {
     fn forget(&mut self) {
         self.applied = None;
         self.complete = false;
+        self.resumed = false;
         self.actions.push(Action::Forget);
     }
 

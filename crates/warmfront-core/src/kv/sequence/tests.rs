@@ -21,6 +21,10 @@ enum Step {
     Probe,
     /// Faults of the next replay.
     SpoilReplay(Spoil),
+    /// We write down where we are and what we know.
+    Remember,
+    /// Our own process is another one, and goes on from what was written down.
+    Resume,
 }
 
 #[derive(Clone, Debug)]
@@ -57,6 +61,7 @@ struct World {
     /// Applied since the last forget.
     index: Vec<(u64, Bytes)>,
     trusted: bool,
+    remembered: Option<(Position, Vec<(u64, Bytes)>)>,
 }
 
 impl World {
@@ -72,6 +77,7 @@ impl World {
             spoil: None,
             index: Vec::new(),
             trusted: false,
+            remembered: None,
         };
         world.connect();
         world
@@ -115,8 +121,23 @@ impl World {
             Step::Blip => self.close(),
             Step::Probe => self.feed(Input::Probe),
             Step::SpoilReplay(spoil) => self.spoil = Some(spoil.clone()),
+            Step::Remember => self.remembered = self.sequence.position().map(|position| (position, self.index.clone())),
+            Step::Resume => self.resume(),
         }
         self.check();
+    }
+
+    /// Restored facts are believed on credit, which is not the trust that the invariant speaks of.
+    fn resume(&mut self) {
+        let can_replay = self.sequence.can_replay;
+        (self.sequence, self.index) = match self.remembered.clone() {
+            Some((position, index)) => (Sequence::resume(can_replay, position), index),
+            None => (Sequence::new(can_replay), Vec::new()),
+        };
+        self.trusted = false;
+        self.wire.clear();
+        self.replay.clear();
+        self.connect();
     }
 
     fn deliver(&mut self) {
@@ -219,6 +240,8 @@ fn step() -> impl Strategy<Value = Step> {
         1 => Just(Step::Blip),
         1 => Just(Step::Probe),
         1 => spoil().prop_map(Step::SpoilReplay),
+        1 => Just(Step::Remember),
+        1 => Just(Step::Resume),
     ]
 }
 
@@ -416,4 +439,61 @@ fn a_failed_check_of_a_quiet_stream_is_named_and_does_not_distrust() {
     assert_eq!(sequence.take(Input::ReplayFailed("no answer".into())), []);
     assert_eq!(sequence.phase(), Phase::Live);
     assert_eq!(sequence.reason(), Some("check for lost events failed: no answer"));
+}
+
+/// A sequence that goes on behind batch 4 of a stream, connected.
+fn resumed() -> Sequence {
+    let position = Position { last: 4, print: xxh3_64(&batch(4)), base: 0, complete: true };
+    let mut sequence = Sequence::resume(true, position);
+    assert_eq!(
+        sequence.take(Input::Connected),
+        [Action::Replay { from: 4, again: false }],
+        "believed until it answers"
+    );
+    sequence
+}
+
+// bug 45
+#[test]
+fn a_restarted_router_asks_from_its_stored_position_and_goes_on_where_it_was() {
+    let mut sequence = resumed();
+    assert_eq!(sequence.take(Input::Replayed { number: 4, payload: batch(4) }), []);
+    let next = Input::Replayed { number: 5, payload: batch(5) };
+    assert_eq!(sequence.take(next), [Action::Apply { number: 5, payload: batch(5) }]);
+    assert_eq!(sequence.take(Input::ReplayEnded), [Action::Trust(true)]);
+    assert!(sequence.complete());
+}
+
+// bug 45
+#[test]
+fn a_first_contact_without_a_stored_position_asks_from_the_start() {
+    let mut sequence = Sequence::new(true);
+    assert_eq!(replays(&sequence.take(Input::Connected)), [0]);
+}
+
+// bug 53
+#[test]
+fn an_engine_that_restarted_while_the_router_was_away_is_forgotten_at_its_first_answer() {
+    for answer in [
+        Input::ReplayEnded,                                               // it has not come so far yet
+        Input::Replayed { number: 4, payload: Bytes::from("another 4") }, // it has, with other contents
+        Input::Replayed { number: 9, payload: batch(9) },                 // the hole cannot be filled
+        Input::Live { number: 0, payload: batch(0) },
+    ] {
+        let mut sequence = resumed();
+        let mut actions = sequence.take(answer.clone());
+        if matches!(answer, Input::Live { .. }) {
+            actions = sequence.take(Input::ReplayEnded);
+        }
+        assert_eq!(actions[..2], [Action::Forget, Action::Trust(false)], "{answer:?}");
+        assert_eq!(replays(&actions), [0]);
+    }
+}
+
+#[test]
+fn restored_facts_go_stale_when_the_stream_cannot_be_reached_and_go_when_it_has_no_replay() {
+    assert_eq!(resumed().take(Input::Disconnected("refused".into())), [Action::Trust(false)]);
+    let position = Position { last: 4, print: 0, base: 0, complete: true };
+    let actions = Sequence::resume(false, position).take(Input::Connected);
+    assert_eq!(actions, [Action::Forget, Action::Trust(true)]);
 }
