@@ -13,6 +13,7 @@ mod questions;
 
 use std::net::SocketAddr;
 use std::path::Path;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
@@ -33,6 +34,7 @@ use crate::error::CoreError;
 use crate::fleet::{Fleet, FleetState, FleetUpdate, FleetView, Means, encode};
 use crate::http::{Front, Preparer, Stop, serve};
 use crate::mailbox::{Event, Mailbox, Received, RequestId, Slot};
+use crate::memory::{Memory, Parts};
 use crate::meter::Meter;
 use crate::metrics::Metrics;
 use crate::overlap::PoolOverlap;
@@ -46,6 +48,10 @@ const RECEIVE_WAIT: Duration = Duration::from_millis(500);
 const BACKLOG: u32 = 4096;
 /// How long the background may take to end after the front has.
 const END_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long the last snapshot may take, in the time that whoever stops us leaves.
+const LAST_SNAPSHOT_TIMEOUT: Duration = Duration::from_secs(5);
+/// A router that does not tell its calibration in this time is not waited for.
+const CALIBRATION_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A running data process. Dropping it stops it without grace.
 pub struct Service {
@@ -65,6 +71,8 @@ struct Shared {
     view: Arc<ArcSwap<FleetView>>,
     /// Already tokenized pieces of prompts, for all tokenizers.
     segments: Arc<SegmentCache>,
+    /// What outlives this process.
+    memory: Arc<Memory>,
     /// Stops accepting.
     stop: Stop,
     /// Ends everything at once.
@@ -179,6 +187,7 @@ impl Shared {
         let compute_threads = compute_threads(&config);
         let preparer = Arc::new(Preparer::new(&config.index, compute_threads, clock, Arc::clone(&metrics)));
         let segments = Arc::new(SegmentCache::new(config.index.segment_cache_bytes));
+        let memory = Arc::new(Memory::new(config.snapshot.clone(), memory_parts(&config, &mailbox, &view, &metrics)));
         let (ended, _) = watch::channel(false);
         let (stop, halt) = (Stop::default(), Notify::new());
         Self {
@@ -190,6 +199,7 @@ impl Shared {
             preparer,
             view,
             segments,
+            memory,
             stop,
             halt,
             ended,
@@ -205,6 +215,37 @@ impl Shared {
         let (time_s, grace_s) = (self.clock.now_s(), self.config.front.grace_s);
         self.mailbox.push(Event::Stopping { time_s, grace_s });
         self.stop.set();
+    }
+}
+
+/// What memory works with. Files that live no longer than the process lie beside its socket, in a private folder.
+fn memory_parts(
+    config: &CoreConfig,
+    mailbox: &Arc<Mailbox>,
+    view: &Arc<ArcSwap<FleetView>>,
+    metrics: &Arc<Metrics>,
+) -> Parts {
+    let router = Arc::clone(mailbox);
+    let calibrate =
+        move |question: &'static str, payload: Bytes| -> Pin<Box<dyn Future<Output = Option<Bytes>> + Send>> {
+            let asked = router.ask(question, None, payload);
+            Box::pin(async move {
+                let answer = tokio::time::timeout(CALIBRATION_TIMEOUT, asked.ok()?).await.ok()?.ok()?;
+                (answer.status == 200).then_some(answer.body)
+            })
+        };
+    let spool = match Path::new(&config.control.socket).parent() {
+        Some(folder) if !folder.as_os_str().is_empty() => folder.to_owned(),
+        _ => std::env::temp_dir(),
+    };
+    Parts {
+        clock: mailbox.clock(),
+        meter: Arc::clone(metrics) as _,
+        view: Arc::clone(view),
+        calibrate: Arc::new(calibrate),
+        seed: config.index.seed,
+        approximate_ttl_s: config.index.approximate_ttl_s,
+        spool,
     }
 }
 
@@ -323,6 +364,7 @@ impl Background {
             meter,
             segments: Arc::clone(&shared.segments),
             changed: Arc::new(Notify::new()),
+            memory: Arc::clone(&shared.memory),
         };
         let mailbox = Arc::clone(&shared.mailbox);
         let tell = Box::new(move |state: &FleetState| {
@@ -354,10 +396,16 @@ impl Background {
             let process = tokio::spawn(keep_running(config, meter, shared.ended.subscribe()));
             let fleet = tokio::spawn(fleet.run(updates.subscribe()));
             let link = control.map(|control| tokio::spawn(control.run(states)));
+            let memory = Arc::clone(&shared.memory);
+            tokio::spawn(async move { memory.look().await });
+            let keeper = tokio::spawn(Arc::clone(&shared.memory).keep(shared.stop.clone(), shared.ended.subscribe()));
             let mut ended = shared.ended.subscribe();
             tokio::select! {
                 _ = ended.wait_for(|ended| *ended) => {}
                 () = obey(signals, &shared) => {}
+            }
+            if tokio::time::timeout(LAST_SNAPSHOT_TIMEOUT, keeper).await.is_err() {
+                tracing::warn!("the last snapshot takes too long; the one before stays");
             }
             fleet.abort(); // ends the sender of states, so the link says `stop`
             if let Err(error) = process.await {

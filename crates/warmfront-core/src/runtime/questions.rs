@@ -36,6 +36,7 @@ pub(super) fn answerer(shared: &Arc<Shared>) -> Arc<Answerer> {
                 Some(shared) if question.question == "tokens" => {
                     tokens(&shared.view.load(), Endpoint::of(&question.path), &question.payload)
                 }
+                Some(shared) if question.question == "snapshot" => shared.memory.answer(&question.payload).await,
                 Some(shared) => ask(&shared, question).await,
                 None => failure(503, "the router is stopping"),
             }
