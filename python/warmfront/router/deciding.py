@@ -16,6 +16,7 @@ from warmfront.config import PolicyConfig
 from warmfront.policy import registry
 from warmfront.policy.base import Ended, Fleet, Guarded, Policy, ReplicaCost, capped_tokens
 from warmfront.policy.baselines import by_load, choices
+from warmfront.policy.watch import Watch
 from warmfront.router.fleet import Flight, outcome
 from warmfront.router.meter import Meter
 from warmfront.types import Choice, Finished, Overlap, Request, Slot
@@ -98,6 +99,16 @@ class Decider:
         if regret_s is not None:
             self._meter.observe("warmfront_regret_seconds", (fleet.pool,), regret_s)
             self._publish(fleet.pool)
+
+    def watch(self, fleet: Fleet) -> Watch | None:
+        """Return what guards a pool; `None`: its policy has no guard, or cannot be made."""
+        try:
+            policy = self._policy(fleet).policy
+        except Exception as error:
+            self._failed(error)
+            return None
+        watch: Any = getattr(policy, "watch", None)
+        return watch if isinstance(watch, Watch) else None
 
     def guarded(self, pool: str) -> Guarded | None:
         """Return the state of a pool's guard; `None`: its policy has none, or has decided nothing."""
