@@ -99,6 +99,7 @@ def serve(config: Config) -> None:
         gc.freeze()
         gc.set_threshold(COLLECT_AFTER_OBJECTS)
         drive(port, router)
+        port.join()  # the last snapshot is written by a thread of the core
 
 
 def _control(config: Config, folder: Path) -> tuple[list[str], str]:
