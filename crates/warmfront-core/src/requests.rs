@@ -195,7 +195,7 @@ mod tests {
                 block_size: 16,
                 feed: Feed::Approximate,
                 events: Arc::new(Mutex::new(EventState::default())),
-                place: Default::default(),
+                place: Arc::default(),
                 update: ReplicaUpdate::default(),
             }))
         };

@@ -295,9 +295,11 @@ mod tests {
         assert_eq!(SlotRecord::decode(&SlotRecord::default().encode()), Ok(SlotRecord::default()));
     }
 
+    type Breaks = fn(&mut SlotRecord);
+
     #[test]
     fn a_record_that_names_what_it_does_not_list_is_refused() {
-        let broken: [(&str, fn(&mut SlotRecord)); 8] = [
+        let broken: [(&str, Breaks); 8] = [
             ("a fact about a block that is not there", |record| record.device[0].block = 2),
             ("a prompt of blocks that are not there", |record| record.prompts[0].runs[0] = (1, u32::MAX)),
             ("a prompt without blocks, or with more than there are", |record| record.prompts[0].runs.clear()),

@@ -18,7 +18,7 @@ use crate::kv::wire::Tier;
 use crate::mailbox::Slot;
 
 /// Nodes listed in one step.
-const NODES_A_STEP: Node = 8192;
+const NODES_A_STEP: Node = 2048;
 /// Facts put back in one step.
 const FACTS_A_STEP: usize = 512;
 /// Blocks of prompts put back in one step.

@@ -12,11 +12,11 @@ use super::{FastMap, Index, State};
 use crate::mailbox::Slot;
 
 /// Nodes looked at in one step.
-const NODES_A_STEP: u32 = 8192;
+const NODES_A_STEP: u32 = 2048;
 /// Entries of a map or table copied in one step.
 const ENTRIES_A_STEP: usize = 4096;
 /// Blocks of prompts summed up in one step.
-const PROMPT_BLOCKS_A_STEP: u32 = 16_384;
+const PROMPT_BLOCKS_A_STEP: u32 = 4096;
 
 /// What comes next.
 #[derive(Clone, Copy, Debug)]
@@ -256,7 +256,7 @@ fn summed(sum: u64, seq: u64) -> u64 {
 }
 
 impl Index {
-    /// Copies a slot at once. For tests and tools; a router copies in pieces.
+    /// Copies a slot at once, for tests and tools; a router copies in pieces.
     pub fn record(&self, slot: Slot, now_s: f64) -> SlotRecord {
         let mut copying = Copying::new(slot, now_s);
         while copying.step(self) {}

@@ -174,13 +174,12 @@ impl Memory {
         };
         // A file of the last minutes says more about our own dispatches than a peer does.
         let is_fresh = own.as_ref().is_some_and(|own| self.parts.clock.now_s() - own.copied_s <= self.fresh_s());
-        if let Some(peer) = self.config.seed_from.clone().filter(|_| !is_fresh) {
-            if let Some(seeded) = self.seed(&peer).await
-                && own.as_ref().is_none_or(|own| own.copied_s <= seeded.copied_s)
-            {
-                self.report.lock().restored.from = Some(peer);
-                return Some(Arc::new(seeded));
-            }
+        if let Some(peer) = self.config.seed_from.clone().filter(|_| !is_fresh)
+            && let Some(seeded) = self.seed(&peer).await
+            && own.as_ref().is_none_or(|own| own.copied_s <= seeded.copied_s)
+        {
+            self.report.lock().restored.from = Some(peer);
+            return Some(Arc::new(seeded));
         }
         let own = own?;
         self.report.lock().restored.from = Some("file".into());
