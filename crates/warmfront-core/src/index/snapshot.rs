@@ -263,3 +263,96 @@ impl Index {
         copying.finish()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::block::SeqHash;
+    use crate::index::{Feed, IndexOptions, Restoring};
+
+    /// A prompt by one small number a block.
+    type Prompt = Vec<bool>;
+
+    fn hashes(prompt: &[bool]) -> Vec<SeqHash> {
+        let next = |hash: &mut u64, block: &bool| {
+            *hash = *hash * 2 + u64::from(*block);
+            Some(SeqHash(*hash << 32 | 1))
+        };
+        prompt.iter().scan(1, next).collect()
+    }
+
+    #[derive(Clone, Debug)]
+    enum Move {
+        Dispatch(u64, Prompt, Slot),
+        Release(u64),
+        Withdraw(u64),
+        /// The copy goes on by a step.
+        Step,
+    }
+
+    fn a_move() -> impl Strategy<Value = Move> {
+        let prompt = proptest::collection::vec(any::<bool>(), 1..5);
+        prop_oneof![
+            4 => (1..6_u64, prompt, 0..2_u32).prop_map(|(id, prompt, slot)| Move::Dispatch(id, prompt, slot)),
+            2 => (1..6_u64).prop_map(Move::Release),
+            1 => (1..6_u64).prop_map(Move::Withdraw),
+            3 => Just(Move::Step),
+        ]
+    }
+
+    fn probes() -> Vec<Prompt> {
+        (0..16).map(|number: u32| (0..4).map(|bit| number >> bit & 1 == 1).collect()).collect()
+    }
+
+    fn depths(index: &Index) -> Vec<u32> {
+        probes().iter().map(|probe| index.overlap(&hashes(probe), 0.0).device[0]).collect()
+    }
+
+    fn index() -> Index {
+        let index = Index::new(IndexOptions::default());
+        index.add_slot(0, Feed::Approximate, Some(6));
+        index.add_slot(1, Feed::Approximate, Some(6));
+        index
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(400) })]
+
+        /// Nodes are freed and taken by other blocks between the steps of the copy.
+        #[test]
+        fn a_copy_amid_dispatches_claims_nothing_that_was_never_held(
+            before in proptest::collection::vec(a_move(), 0..30),
+            amid in proptest::collection::vec(a_move(), 0..40),
+        ) {
+            let index = index();
+            let make = |each: &Move| match each {
+                Move::Dispatch(id, prompt, slot) => index.dispatched(*id, &hashes(prompt), *slot, 0.0),
+                Move::Release(id) => index.released(*id),
+                Move::Withdraw(id) => index.withdrawn(*id),
+                Move::Step => {}
+            };
+            before.iter().for_each(make);
+            let mut held = depths(&index);
+            let mut copying = Copying::new(0, 0.0);
+            for each in &amid {
+                make(each);
+                held = held.iter().zip(depths(&index)).map(|(most, now)| *most.max(&now)).collect();
+                if matches!(each, Move::Step) {
+                    copying.step(&index);
+                }
+            }
+            while copying.step(&index) {}
+            let record = SlotRecord::decode(&copying.finish().encode()).expect("what is written can be read");
+            let restored = Arc::new(self::index());
+            let mut restoring = Restoring::new(Arc::clone(&restored), record, 0, 0.0);
+            while restoring.step(0.0) {}
+            for (most, now) in held.iter().zip(depths(&restored)) {
+                prop_assert!(now <= *most, "{now} blocks restored, and at most {most} were ever held");
+            }
+        }
+    }
+}

@@ -330,3 +330,21 @@ async fn another_router_gets_the_snapshot_in_chunks_and_can_read_it() {
     assert_eq!(process.memory.answer(b"nonsense").await.0, 400);
     assert_eq!(process.memory.answer(b"").await.0, 200);
 }
+
+#[tokio::test]
+async fn a_copy_waits_for_the_message_that_is_being_applied() {
+    let folder = tempfile::tempdir().unwrap();
+    let process = Process::start(folder.path(), STARTED, |_| {});
+    process.learn().await;
+    let applying = process.exact.place.lock().await;
+    let (_sender, ended) = watch::channel(true);
+    let copy = tokio::spawn(Arc::clone(&process.memory).keep(Stop::default(), ended));
+    // The copy is under way once it holds its own lock, and cannot be done before the message is.
+    while process.memory.copying.try_lock().is_ok() {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    assert!(process.memory.report().bytes.is_none());
+    drop(applying);
+    copy.await.unwrap();
+    assert!(process.memory.report().bytes.is_some());
+}
