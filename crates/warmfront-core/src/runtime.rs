@@ -427,6 +427,9 @@ async fn obey([mut terminate, mut interrupt]: [Signal; 2], shared: &Shared) {
             _ = terminate.recv() => tracing::info!("termination signal"),
             _ = interrupt.recv() => tracing::info!("interrupt"),
         }
+        if !shared.stop.is_set() {
+            shared.memory.prepare_to_stop().await;
+        }
         shared.stop_or_halt();
     }
 }

@@ -23,6 +23,8 @@ use crate::kv::sequence::Position;
 
 /// How often the age is told.
 const AGE_INTERVAL: Duration = Duration::from_secs(5);
+/// How long a termination signal waits for the router's calibration.
+const PREPARE_TIMEOUT: Duration = Duration::from_secs(1);
 /// Time between two snapshots over the time that one takes: a large index is written more rarely, not all the time.
 const PAUSE_SHARE: u32 = 20;
 /// Pieces of calibration, one for some replicas of a pool; a fleet has fewer.
@@ -63,6 +65,20 @@ impl Memory {
             due = began + interval.max(began.elapsed() * PAUSE_SHARE);
         }
         self.write().await;
+    }
+
+    /// Asks the router what it has learned while it still answers: when nothing is in flight, it ends with the signal.
+    pub async fn prepare_to_stop(&self) {
+        if self.config.path.is_none() {
+            return;
+        }
+        let take = async {
+            let view = self.parts.view.load_full();
+            self.calibration(&mut *self.copying.lock().await, &view).await;
+        };
+        if tokio::time::timeout(PREPARE_TIMEOUT, take).await.is_err() {
+            tracing::warn!("the router does not tell its calibration before the end; what it told last is kept");
+        }
     }
 
     fn tell_age(&self) {
