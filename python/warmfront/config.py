@@ -569,6 +569,29 @@ class RouterConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """File that receives every event, command and overlap answer; no prompt text."""
 
 
+class SnapshotConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """What the router keeps for the time after its restart: facts about replicas, and what it has learned."""
+
+    path: str | None = None
+    """File for snapshots, in a folder that outlives the process; nothing is written without it. Holds hashes, counts
+    and the addresses of replicas, and neither prompts nor keys."""
+    interval_s: Annotated[float, Meta(ge=1)] = 60.0
+    """Time between two snapshots; more when one takes over a twentieth of it. An engine that replays the events of this
+    time and of the restart lets the router catch up in full."""
+    max_age_s: Positive = 3600.0
+    """Older snapshots are not used: prefixes of an hour ago have mostly gone."""
+    unverified_ttl_s: Positive = 30.0
+    """How long restored predictions are believed where nothing can tell whether the engine has restarted meanwhile: it
+    publishes no events and no start time."""
+    seed_from: Url | None = None
+    """Admin address of another router of the same fleet. Its snapshot is fetched at start unless the own file is
+    younger than two intervals."""
+    seed_timeout_s: Positive = 10.0
+    """Time for that; afterwards the own file is used, or none. Requests are served meanwhile, without memory."""
+    seed_headers: dict[str, str] = {}
+    """Sent to the other router, for its admin authentication. Values are secrets."""
+
+
 class LogConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """Logs: one JSON line each, to stderr."""
 
@@ -604,6 +627,8 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     """The two queues around the router."""
     control: ControlConfig = ControlConfig()
     """Discovery, probing, admin API."""
+    snapshot: SnapshotConfig = SnapshotConfig()
+    """Memory of the router beyond its own restart."""
     log: LogConfig = LogConfig()
     """Logs."""
     metrics: MetricsConfig = MetricsConfig()
@@ -694,6 +719,7 @@ def core_config(config: Config, *, control_command: Sequence[str] = (), control_
             "kv": config.kv,
             "queues": config.queues,
             "control": control,
+            "snapshot": config.snapshot,
             "log": config.log,
             "metrics": METRICS,
             "label_values_max": config.metrics.label_values_max,
@@ -719,6 +745,7 @@ def redacted(config: Config) -> dict[str, Any]:
     tree: dict[str, Any] = msgspec.to_builtins(config)
     for holder in [*tree["fleet"]["servers"], *tree["fleet"]["discovery"]]:
         holder["headers"] = dict.fromkeys(holder.get("headers", {}), "***")
+    tree["snapshot"]["seed_headers"] = dict.fromkeys(tree["snapshot"]["seed_headers"], "***")
     return tree
 
 

@@ -14,7 +14,7 @@ use tokio::sync::Notify;
 use warmfront_core::clock::Clock;
 use warmfront_core::config::KvConfig;
 use warmfront_core::fleet::{EventSource, EventState};
-use warmfront_core::kv::subscribe::{Applied, Sink, Subscription, Watched};
+use warmfront_core::kv::subscribe::{Applied, Place, Sink, Subscription, Watched};
 use warmfront_core::meter::NoMeter;
 
 /// How often the state is looked at.
@@ -73,6 +73,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         state: Arc::clone(&state),
         changed: Arc::new(Notify::new()),
         meter: Arc::new(NoMeter),
+        place: Place::default(),
     };
     let subscription =
         tokio::spawn(Subscription::new(source, config, Clock::start(), Arc::new(Printer), watched).run());

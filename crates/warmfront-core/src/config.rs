@@ -3,6 +3,8 @@
 //! Defaults, ranges and reasons live in `python/warmfront/config.py` (`CoreConfig`); here is only the shape. Field names
 //! are equal on both sides; unknown fields are refused so that the two cannot drift apart.
 
+use std::collections::BTreeMap;
+
 use serde::Deserialize;
 
 /// Everything the data process has to know at start.
@@ -16,6 +18,8 @@ pub struct CoreConfig {
     pub kv: KvConfig,
     pub queues: QueueConfig,
     pub control: ControlConfig,
+    #[serde(default)]
+    pub snapshot: SnapshotConfig,
     pub log: LogConfig,
     /// The metric catalogue: one list feeds registration here, the reference page and the dashboards.
     pub metrics: Vec<MetricConfig>,
@@ -156,6 +160,38 @@ pub struct ControlConfig {
     pub socket: String,
     pub restart_delay_s: f64,
     pub restart_delay_s_max: f64,
+}
+
+/// What is kept for the time after a restart.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SnapshotConfig {
+    /// File; `None`: nothing is written.
+    pub path: Option<String>,
+    pub interval_s: f64,
+    /// Older snapshots are not used.
+    pub max_age_s: f64,
+    /// How long predictions are believed of an engine that may be another process by now.
+    pub unverified_ttl_s: f64,
+    /// Admin address of a router to ask for its snapshot: `http://host:port`.
+    pub seed_from: Option<String>,
+    pub seed_timeout_s: f64,
+    /// Sent with that question.
+    pub seed_headers: BTreeMap<String, String>,
+}
+
+impl Default for SnapshotConfig {
+    fn default() -> Self {
+        Self {
+            path: None,
+            interval_s: 60.0,
+            max_age_s: 3600.0,
+            unverified_ttl_s: 30.0,
+            seed_from: None,
+            seed_timeout_s: 10.0,
+            seed_headers: BTreeMap::new(),
+        }
+    }
 }
 
 #[derive(Clone, Debug, Deserialize)]

@@ -16,6 +16,7 @@ pub mod index;
 pub mod kv;
 pub mod log;
 pub mod mailbox;
+pub mod memory;
 pub mod meter;
 pub mod metrics;
 pub mod overlap;

@@ -195,6 +195,7 @@ mod tests {
                 block_size: 16,
                 feed: Feed::Approximate,
                 events: Arc::new(Mutex::new(EventState::default())),
+                place: Arc::default(),
                 update: ReplicaUpdate::default(),
             }))
         };

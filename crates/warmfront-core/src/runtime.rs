@@ -15,6 +15,7 @@ mod questions;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::Path;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
@@ -35,6 +36,7 @@ use crate::fleet::{Fleet, FleetState, FleetUpdate, FleetView, Means, encode};
 use crate::handover::{self, Claim};
 use crate::http::{Front, Fronts, Preparer, Stop, serve};
 use crate::mailbox::{Event, Mailbox, Received, RequestId, Slot};
+use crate::memory::{Memory, Parts};
 use crate::meter::Meter;
 use crate::metrics::Metrics;
 use crate::overlap::PoolOverlap;
@@ -48,6 +50,10 @@ const RECEIVE_WAIT: Duration = Duration::from_millis(500);
 const BACKLOG: u32 = 4096;
 /// How long the background may take to end after the front has.
 const END_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long the last snapshot may take, in the time that whoever stops us leaves.
+const LAST_SNAPSHOT_TIMEOUT: Duration = Duration::from_secs(5);
+/// A router that does not tell its calibration in this time is not waited for.
+const CALIBRATION_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A running data process. Dropping it stops it without grace.
 pub struct Service {
@@ -68,6 +74,8 @@ struct Shared {
     view: Arc<ArcSwap<FleetView>>,
     /// Already tokenized pieces of prompts, for all tokenizers.
     segments: Arc<SegmentCache>,
+    /// What outlives this process.
+    memory: Arc<Memory>,
     /// Stops accepting.
     stop: Stop,
     /// Accepting may begin; told at once unless the socket is another process's.
@@ -203,6 +211,7 @@ impl Shared {
         let preparer =
             Arc::new(Preparer::new((&config.index, &config.session), compute_threads, clock, Arc::clone(&metrics)));
         let segments = Arc::new(SegmentCache::new(config.index.segment_cache_bytes));
+        let memory = Arc::new(Memory::new(config.snapshot.clone(), memory_parts(&config, &mailbox, &view, &metrics)));
         let (ended, _) = watch::channel(false);
         let front = Front::new(
             (config.front.clone(), config.upstream.clone()),
@@ -221,6 +230,7 @@ impl Shared {
             fronts: Fronts::from(Arc::new(front)),
             view,
             segments,
+            memory,
             stop: Stop::default(),
             begin: Notify::new(),
             socket: Mutex::default(),
@@ -259,6 +269,37 @@ impl Shared {
         *self.failure.lock() = Some(reason);
         self.stop.set();
         self.halt.notify_one();
+    }
+}
+
+/// What memory works with. Files that live no longer than the process lie beside its socket, in a private folder.
+fn memory_parts(
+    config: &CoreConfig,
+    mailbox: &Arc<Mailbox>,
+    view: &Arc<ArcSwap<FleetView>>,
+    metrics: &Arc<Metrics>,
+) -> Parts {
+    let router = Arc::clone(mailbox);
+    let calibrate =
+        move |question: &'static str, payload: Bytes| -> Pin<Box<dyn Future<Output = Option<Bytes>> + Send>> {
+            let asked = router.ask(question, None, payload);
+            Box::pin(async move {
+                let answer = tokio::time::timeout(CALIBRATION_TIMEOUT, asked.ok()?).await.ok()?.ok()?;
+                (answer.status == 200).then_some(answer.body)
+            })
+        };
+    let spool = match Path::new(&config.control.socket).parent() {
+        Some(folder) if !folder.as_os_str().is_empty() => folder.to_owned(),
+        _ => std::env::temp_dir(),
+    };
+    Parts {
+        clock: mailbox.clock(),
+        meter: Arc::clone(metrics) as _,
+        view: Arc::clone(view),
+        calibrate: Arc::new(calibrate),
+        seed: config.index.seed,
+        approximate_ttl_s: config.index.approximate_ttl_s,
+        spool,
     }
 }
 
@@ -392,6 +433,7 @@ impl Background {
             meter,
             segments: Arc::clone(&shared.segments),
             changed: Arc::new(Notify::new()),
+            memory: Arc::clone(&shared.memory),
         };
         let mailbox = Arc::clone(&shared.mailbox);
         let tell = Box::new(move |state: &FleetState| {
@@ -426,12 +468,18 @@ impl Background {
                 let shared = Arc::clone(&shared);
                 async move { change::hand_over(&shared, claim).await }
             });
+            let memory = Arc::clone(&shared.memory);
+            tokio::spawn(async move { memory.look().await });
+            let keeper = tokio::spawn(Arc::clone(&shared.memory).keep(shared.stop.clone(), shared.ended.subscribe()));
             let mut ended = shared.ended.subscribe();
             tokio::select! {
                 _ = ended.wait_for(|ended| *ended) => {}
                 () = signals.obey(&shared) => {}
             }
             handing.abort();
+            if tokio::time::timeout(LAST_SNAPSHOT_TIMEOUT, keeper).await.is_err() {
+                tracing::warn!("the last snapshot takes too long; the one before stays");
+            }
             fleet.abort(); // ends the sender of states, so the link says `stop`
             if let Err(error) = process.await {
                 tracing::error!("watching the control process failed: {error}");

@@ -2,11 +2,13 @@
 //!
 //! The live router reaches its indexes through the core and never through this class.
 
+use std::sync::Arc;
+
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList};
 use warmfront_core::block::{BlockExtras, BlockHasher, ExtraKey, SeqHash};
-use warmfront_core::index::{Feed, Index as CoreIndex, IndexOptions};
+use warmfront_core::index::{Feed, Index as CoreIndex, IndexOptions, Restoring, SlotRecord};
 use warmfront_core::kv::wire::{self, ExtraKeys, KvEvent, Stored, Tier};
 
 /// Adds what this module has to the extension module.
@@ -19,7 +21,7 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
 /// One index over the replicas of a pool.
 #[pyclass(frozen, module = "warmfront._core")]
 pub(crate) struct Index {
-    core: CoreIndex,
+    core: Arc<CoreIndex>,
 }
 
 #[pymethods]
@@ -35,7 +37,7 @@ impl Index {
         approximate_ttl_s: f64,
     ) -> Self {
         let options = IndexOptions { block_size, seed, lookahead, facts_max, predicted_ttl_s, approximate_ttl_s };
-        Self { core: CoreIndex::new(options) }
+        Self { core: Arc::new(CoreIndex::new(options)) }
     }
 
     /// Adds a replica; without `exact` it has no events.
@@ -109,6 +111,21 @@ impl Index {
 
     fn withdraw(&self, id: u64) {
         self.core.withdrawn(id);
+    }
+
+    /// What is known of a slot, as bytes: what a snapshot holds of one replica.
+    fn record<'py>(&self, py: Python<'py>, slot: u32, now_s: f64) -> Bound<'py, PyBytes> {
+        PyBytes::new(py, &self.core.record(slot, now_s).encode())
+    }
+
+    /// Puts a record back into a slot that knows nothing. Its facts are unverified until `set_stale(slot, False)`.
+    ///
+    /// Raises `ValueError` when the bytes are no record; nothing has changed then.
+    fn restore(&self, slot: u32, record: &[u8], copied_s: f64, now_s: f64) -> PyResult<()> {
+        let record = SlotRecord::decode(record).map_err(PyValueError::new_err)?;
+        let mut restoring = Restoring::new(Arc::clone(&self.core), record, slot, copied_s);
+        while restoring.step(now_s) {}
+        Ok(())
     }
 
     /// Sizes of the whole index; `slots` has one row a slot, `None` where there is no replica.

@@ -98,6 +98,12 @@ impl Port {
         py.detach(|| self.service.stop());
         Ok(())
     }
+
+    /// Waits, without the GIL, for the end of all threads once `receive` has said `None`: the last snapshot is written by
+    /// one of them.
+    fn join(&self, py: Python<'_>) {
+        py.detach(|| self.service.join());
+    }
 }
 
 fn borrowed(labels: &[PyBackedStr]) -> Vec<&str> {

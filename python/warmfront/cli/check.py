@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+from pathlib import Path
 from typing import Any
 
 import click
 
 from warmfront.cli.options import Options, configuration
-from warmfront.config import Config
+from warmfront.config import Config, SnapshotConfig
 from warmfront.control.servable import require_servable
 from warmfront.types import FleetUpdate
 
@@ -26,8 +28,10 @@ def command(**options: Any) -> None:
     require_servable(config)
     logging.getLogger("warmfront").addHandler(logging.NullHandler())  # what is logged is printed below, in order
     update = asyncio.run(_look(config))
-    click.echo("\n".join(lines(update)))
-    is_working = not update.degraded and all(replica.ready for pool in update.pools for replica in pool.replicas)
+    trouble = snapshot_trouble(config.snapshot)
+    click.echo("\n".join(lines(update) + ([f"problem: {trouble}"] if trouble else [])))
+    is_ready = all(replica.ready for pool in update.pools for replica in pool.replicas)
+    is_working = not update.degraded and is_ready and trouble is None
     raise SystemExit(0 if is_working else 1)
 
 
@@ -42,6 +46,20 @@ async def _look(config: Config) -> FleetUpdate:
         clock = MonotonicClock()
         keeper = FleetKeeper(config, http=http, clock=clock)
         return await keeper.look_once(discovery_of(config.fleet, http=http, clock=clock))
+
+
+def snapshot_trouble(config: SnapshotConfig) -> str | None:
+    """Say why snapshots cannot be written; `None`: they can, or none are wanted."""
+    if config.path is None:
+        return None
+    path = Path(config.path)
+    if path.is_dir():
+        return f"snapshot.path: {path} is a folder; give the file's own name"
+    if not path.parent.is_dir():
+        return f"snapshot.path: the folder {path.parent} does not exist"
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        return f"snapshot.path: the folder {path.parent} cannot be written to"
+    return None
 
 
 def lines(update: FleetUpdate) -> list[str]:

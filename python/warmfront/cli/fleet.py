@@ -17,15 +17,34 @@ from warmfront.cli.output import number, show, show_json, table
 def command(admin: str, as_json: bool) -> None:
     """Show the replicas of a running router."""
     report = client.ask(admin, "/admin/fleet")
+    report["snapshot"] = client.ask(admin, "/admin/snapshot/state")
     if as_json:
         show_json(report)
         return
     for pool in report["pools"]:
         _show_pool(pool)
+    for line in _memory(report["snapshot"]):
+        show(line)
     for problem in report["degraded"]:
         show(f"! {problem}")
     if not report["pools"]:
         show("No server has named a model yet.")
+
+
+def _memory(state: Mapping[str, Any]) -> list[str]:
+    """Say what came from a former process, and how the router's own snapshots are doing; empty when there are none."""
+    lines, restored = [], state["restored"]
+    if restored["from"] is not None:
+        replicas = f"{number(restored['replicas_restored'])} of {number(restored['replicas'])} replicas"
+        source = "file" if restored["from"] == "file" else f"snapshot of {restored['from']}"
+        lines.append(f"memory: {number(restored['facts'])} facts of {replicas} restored from the {source}")
+    if state["age_s"] is not None:
+        size = f"{number(state['bytes'])} bytes, {number(state['facts'])} facts"
+        lines.append(f"snapshot {state['path']}: {number(state['age_s'])} s old, {size}")
+    lines += [f"! not restored: {refused}" for refused in restored["refused"]]
+    if state["failure"] is not None:
+        lines.append(f"! the snapshot cannot be written ({number(state['failures'])} times): {state['failure']}")
+    return lines
 
 
 def _show_pool(pool: Mapping[str, Any]) -> None:

@@ -15,6 +15,7 @@ from aiohttp import web
 from msgspec import Struct
 
 from warmfront.config import Config, redacted
+from warmfront.control import snapshot
 from warmfront.control.fleet import FleetKeeper
 from warmfront.control.link import Link, Reply
 from warmfront.control.report import fleet_report
@@ -63,6 +64,7 @@ class Admin:
                 web.get("/admin/policy", self.policy),
                 web.post("/admin/explain", self.explain),
                 *self._changes,
+                *snapshot.routes(self._link, timeout_s=self._config.control.answer_timeout_s),
             ]
         )
         return application

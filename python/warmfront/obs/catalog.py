@@ -168,6 +168,23 @@ INDEX = [
     ),
 ]
 
+SNAPSHOTS = [
+    _gauge(
+        "snapshot_age_seconds", "Time since this process last wrote its snapshot; far over the interval: it cannot."
+    ),
+    _gauge("snapshot_bytes", "Size of the last snapshot."),
+    _gauge("snapshot_write_seconds", "From the first piece copied to the file in place."),
+    _gauge(
+        "snapshot_hold_seconds",
+        "Longest time for which the last snapshot kept a lock of the index; decisions wait no longer than that.",
+    ),
+    _counter("snapshot_failures_total", "Snapshots that could not be written; the one before stays.", "reason"),
+    _counter(
+        "snapshot_refusals_total", "Files, peers and replicas' facts that were not taken up, by reason.", "reason"
+    ),
+    _counter("snapshot_restored_facts_total", "Facts of a former process that were taken up.", "pool"),
+]
+
 REPLICAS = [
     _gauge("discovery_up", "1 while the source gives lists of servers; 0: its last list is kept.", "source"),
     _gauge("discovery_servers", "Servers in the last list of the source.", "source"),
@@ -210,6 +227,7 @@ SECTIONS: dict[str, list[Metric]] = {
     "Prompts and predictions": PROMPTS,
     "KV events": KV_EVENTS,
     "Index": INDEX,
+    "Snapshots": SNAPSHOTS,
     "Replicas": REPLICAS,
     "Process": PROCESS,
 }

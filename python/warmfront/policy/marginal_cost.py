@@ -81,6 +81,11 @@ class MarginalCost:
         """Compare an outcome with what was expected, and tell the guard; return the regret in seconds."""
         return self._watch.ended(request, fleet, outcome)
 
+    @property
+    def watch(self) -> Watch:
+        """What compares outcomes with expectations, for the router's memory."""
+        return self._watch
+
     def guarded(self) -> Guarded:
         """Report how far affinity is trusted."""
         return self._watch.report()

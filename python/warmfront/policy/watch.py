@@ -32,6 +32,11 @@ class Watch:
         self._decisions = self._differing = 0
 
     @property
+    def guard(self) -> Guard:
+        """The test and controller, for the router's memory."""
+        return self._guard
+
+    @property
     def credit(self) -> float:
         """Part of the cache's advantage that counts."""
         return self._guard.credit

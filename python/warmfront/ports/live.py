@@ -103,6 +103,7 @@ def serve(config: Config, sources: ConfigSources | None = None) -> None:
         gc.freeze()
         gc.set_threshold(COLLECT_AFTER_OBJECTS)
         drive(port, router)
+        port.join()  # the last snapshot is written by a thread of the core
 
 
 def _control(config: Config, sources: ConfigSources | None, folder: Path) -> tuple[list[str], str]:

@@ -9,7 +9,7 @@ import msgspec
 
 from warmfront.config import PolicyConfig
 from warmfront.errors import NoReplicaError
-from warmfront.router import explain
+from warmfront.router import explain, memory
 from warmfront.router.deciding import Decider
 from warmfront.router.fleet import Pool
 from warmfront.router.flow import Flow
@@ -27,10 +27,16 @@ class State(NamedTuple):
     pools: dict[str, Pool]
     strays: dict[str, int]
     overlap: Callable[[Request, Pool], Overlap]
+    taken: memory.Taken | None = None
+    """What became of the last piece of a former process's calibration."""
 
 
 def answer(question: Asked, state: State) -> Answered:
-    """Answer `explain`, `fleet` or `policy`; anything else is 404."""
+    """Answer `explain`, `fleet`, `policy` or a question of memory; anything else is 404."""
+    if question.question == memory.TELL:
+        return _answered(question, memory.piece(state.pools, state.decider, question.payload))
+    if question.question == memory.TAKE:
+        return _taken(question, state.taken)
     if question.question == "explain":
         return _explain(question, state)
     if question.question == "fleet":
@@ -63,6 +69,12 @@ def _explain(question: Asked, state: State) -> Answered:
         reason=NoReplicaError.code if decision is None else decision.reason,
     )
     return _answered(question, body)
+
+
+def _taken(question: Asked, taken: memory.Taken | None) -> Answered:
+    if taken is None:
+        return _answered(question, explain.Problem("the calibration cannot be read"), status=400)
+    return _answered(question, taken)
 
 
 def _fleet(state: State) -> explain.FleetReport:

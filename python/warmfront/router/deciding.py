@@ -17,6 +17,7 @@ from warmfront.config import PolicyConfig
 from warmfront.policy import registry
 from warmfront.policy.base import Ended, Fleet, Guarded, Policy, ReplicaCost, capped_tokens
 from warmfront.policy.baselines import by_load, choices
+from warmfront.policy.watch import Watch
 from warmfront.router.fleet import Flight, outcome
 from warmfront.router.meter import Meter
 from warmfront.types import Choice, Finished, Overlap, Request, Slot
@@ -109,6 +110,16 @@ class Decider:
         except Exception as error:
             self._failed(error)
             return math.inf
+
+    def watch(self, fleet: Fleet) -> Watch | None:
+        """Return what guards a pool; `None`: its policy has no guard, or cannot be made."""
+        try:
+            policy = self._policy(fleet).policy
+        except Exception as error:
+            self._failed(error)
+            return None
+        watch: Any = getattr(policy, "watch", None)
+        return watch if isinstance(watch, Watch) else None
 
     def guarded(self, pool: str) -> Guarded | None:
         """Return the state of a pool's guard; `None`: its policy has none, or has decided nothing."""

@@ -417,6 +417,10 @@ class Pool:
         active = self._active_tokens[slot] if slot < len(self._active_tokens) else 0
         return active + self.fleet.output_tokens[slot] > MEMORY_DELAYS * capacity
 
+    def relearned(self, slot: Slot) -> None:
+        """Bring the columns up to date after what is learned of a replica was replaced."""
+        self._changed(slot)
+
     def _changed(self, slot: Slot) -> None:
         """Bring the columns up to date that follow from others."""
         self.touched.add(slot)

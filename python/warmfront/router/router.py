@@ -22,7 +22,7 @@ from warmfront.config import Config, RouterConfig
 from warmfront.errors import ConfigError, NoReplicaError, QueueTimeoutError, ShedError
 from warmfront.policy.base import Fleet, no_overlap
 from warmfront.policy.registry import PolicyFactory
-from warmfront.router import admission
+from warmfront.router import admission, memory
 from warmfront.router.accuracy import Accuracy
 from warmfront.router.admission import Admission, Held
 from warmfront.router.answers import State, answer
@@ -106,6 +106,8 @@ class Router:
         self._now_s = 0.0
         self._strays: dict[str, int] = {}
         self._questions: list[Asked] = []
+        self._memory = memory.Memory()
+        self._taken: memory.Taken | None = None
         self._refusals: list[Command] = []
         self._starved: set[str] = set()
         self._published_s = -math.inf
@@ -283,6 +285,7 @@ class Router:
             self._pools[state.name].fleet.now_s = self._now_s
             self._pools[state.name].follow(state)
             self._admission.follow(self._pools[state.name])
+            self._memory.give(self._pools[state.name], self._decider)
 
     def _config_changed(self, event: ConfigChanged) -> None:
         self._at(event.time_s)
@@ -321,6 +324,10 @@ class Router:
 
     def _asked(self, event: Asked) -> None:
         self._at(event.time_s)
+        if event.question == memory.TAKE:
+            self._taken = self._memory.take(event.payload)
+            for pool in self._pools.values():
+                self._memory.give(pool, self._decider)
         self._questions.append(event)
 
     def _stopping(self, event: Stopping) -> None:
@@ -585,6 +592,7 @@ class Router:
             pools=self._pools,
             strays=self._strays,
             overlap=self._overlap,
+            taken=self._taken,
         )
 
 

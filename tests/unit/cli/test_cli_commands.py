@@ -14,8 +14,8 @@ import msgspec
 import pytest
 import yaml
 from click.testing import CliRunner, Result
-from warmfront.cli import COMMANDS, main
-from warmfront.config import Config
+from warmfront.cli import COMMANDS, check, main
+from warmfront.config import Config, SnapshotConfig
 
 
 def run(*arguments: str, stdin: bytes | None = None) -> Result:
@@ -129,6 +129,7 @@ class AdminStub(ThreadingHTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), AdminHandler)
         self.answer: tuple[int, Any] = (200, {})
+        self.snapshot: dict[str, Any] = {"age_s": None, "failure": None, "restored": {"from": None, "refused": []}}
         self.asked: list[tuple[str, bytes]] = []
 
     @property
@@ -143,6 +144,8 @@ class AdminHandler(BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers.get("content-length", 0)))
         self.server.asked.append((self.path, body))
         status, content = self.server.answer
+        if self.path == "/admin/snapshot/state":
+            status, content = 200, self.server.snapshot
         encoded = msgspec.json.encode(content)
         self.send_response(status)
         self.send_header("content-length", str(len(encoded)))
@@ -293,7 +296,30 @@ def test_fleet_shows_load_events_accuracy_and_notes(admin: AdminStub) -> None:
 
 def test_fleet_can_print_json(admin: AdminStub) -> None:
     admin.answer = (200, FLEET)
-    assert msgspec.json.decode(run("fleet", "--admin", admin.url, "--json").output) == FLEET
+    printed = msgspec.json.decode(run("fleet", "--admin", admin.url, "--json").output)
+    assert printed == FLEET | {"snapshot": admin.snapshot}
+
+
+def test_fleet_says_what_was_restored_what_was_refused_and_what_cannot_be_written(admin: AdminStub) -> None:
+    admin.answer = (200, {"pools": [], "degraded": []})
+    restored = {"from": "file", "replicas": 4, "replicas_restored": 3, "facts": 6140, "refused": ["http://b:1: torn"]}
+    admin.snapshot = {"path": "/s", "age_s": 7.0, "bytes": 9000, "facts": 6200, "failures": 2, "failure": "disk full"}
+    admin.snapshot["restored"] = restored
+    output = " ".join(run("fleet", "--admin", admin.url).output.split())
+    assert "memory: 6,140 facts of 3 of 4 replicas restored from the file" in output
+    assert "snapshot /s: 7 s old, 9,000 bytes, 6,200 facts" in output
+    assert "! not restored: http://b:1: torn" in output
+    assert "! the snapshot cannot be written (2 times): disk full" in output
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [("{folder}", "is a folder"), ("{folder}/none/snapshot", "does not exist"), ("{folder}/snapshot", None)],
+)
+def test_check_says_whether_snapshots_can_be_written(tmp_path: Path, path: str, words: str | None) -> None:
+    trouble = check.snapshot_trouble(SnapshotConfig(path=path.format(folder=tmp_path)))
+    assert trouble is None if words is None else words in str(trouble)
+    assert check.snapshot_trouble(SnapshotConfig()) is None
 
 
 def test_a_router_that_knows_nothing_yet_says_so(admin: AdminStub) -> None:

@@ -20,6 +20,7 @@ use super::view::{FleetView, Pool, Tokens};
 use super::{FleetState, FleetUpdate, PoolUpdate, Replica, SourceState, TemplateOptions};
 use crate::clock::Clock;
 use crate::config::{IndexConfig, KvConfig};
+use crate::memory::Memory;
 use crate::meter::Meter;
 use crate::tokenize::{SegmentCache, Tokenizer};
 
@@ -43,6 +44,8 @@ pub struct Means {
     pub segments: Arc<SegmentCache>,
     /// Told when the state of an event stream changes, or what is known about the shape of its blocks.
     pub changed: Arc<Notify>,
+    /// What a former process knew about replicas.
+    pub memory: Arc<Memory>,
 }
 
 /// Gets every new state of the fleet.

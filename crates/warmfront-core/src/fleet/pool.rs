@@ -15,6 +15,7 @@ use super::{EventState, PoolUpdate, ReplicaUpdate};
 use crate::index::{Feed, Index, IndexOptions, SLOTS_MAX};
 use crate::kv::subscribe::{Subscription, Watched};
 use crate::mailbox::Slot;
+use crate::memory::{Wanted, basis, recall};
 use crate::tokenize::Tokenizer;
 
 use super::live::Means;
@@ -35,8 +36,8 @@ pub(super) struct LivePool {
 struct LiveReplica {
     replica: Arc<Replica>,
     shape: Arc<Shape>,
-    /// Whether events come to the index, as opposed to a pool of bytes or an engine without events.
-    subscription: Option<Running>,
+    /// What puts facts into the index: from a former process, then from events, if the engine publishes any.
+    feeding: Running,
 }
 
 /// A task that ends when this is dropped.
@@ -202,14 +203,30 @@ impl LivePool {
         let state = EventState { state: "none".into(), reason: reason.map(Into::into), ..EventState::default() };
         let replica = Arc::new(Replica::new(slot, update, block_size, feed, state));
         let shape = Arc::new(Shape::default());
-        let subscription = (feed == Feed::Exact).then(|| subscribe(&replica, index, &shape, means)).flatten();
-        self.slots[slot as usize] = Some(LiveReplica { replica, shape, subscription });
+        let wanted = self.wanted(&replica, index);
+        let subscription = (feed == Feed::Exact).then(|| subscription(&replica, index, &shape, means)).flatten();
+        let feeding = follow(wanted, subscription, means);
+        self.slots[slot as usize] = Some(LiveReplica { replica, shape, feeding });
+    }
+
+    /// What the memory of a former process is asked for.
+    fn wanted(&self, replica: &Replica, index: &Arc<Index>) -> Wanted {
+        Wanted {
+            pool: self.update.name.clone(),
+            replica: replica.id.clone(),
+            slot: replica.slot,
+            index: Arc::clone(index),
+            basis: basis(&self.tokens),
+            feed: replica.feed,
+            incarnation: replica.update.incarnation,
+            can_replay: replica.update.events.as_ref().is_some_and(|events| events.replay.is_some()),
+        }
     }
 
     /// Frees a slot: ends the subscription first, so that nothing is applied to a slot that is gone.
     fn leave(&mut self, slot: usize) {
         let Some(live) = self.slots[slot].take() else { return };
-        drop(live.subscription);
+        drop(live.feeding);
         if let Some(index) = self.indexes.get(&live.replica.block_size) {
             index.remove_slot(live.replica.slot);
         }
@@ -227,7 +244,20 @@ impl LiveReplica {
     }
 }
 
-fn subscribe(replica: &Replica, index: &Arc<Index>, shape: &Arc<Shape>, means: &Means) -> Option<Running> {
+/// Gives the slot back what a former process knew of it, then keeps its event stream, if it has one.
+fn follow(wanted: Wanted, subscription: Option<Subscription>, means: &Means) -> Running {
+    let memory = Arc::clone(&means.memory);
+    Running(tokio::spawn(async move {
+        let position = recall(&memory, &wanted).await;
+        match (subscription, position) {
+            (Some(subscription), Some(position)) => subscription.resumed(position).await.run().await,
+            (Some(subscription), None) => subscription.run().await,
+            (None, _) => {}
+        }
+    }))
+}
+
+fn subscription(replica: &Replica, index: &Arc<Index>, shape: &Arc<Shape>, means: &Means) -> Option<Subscription> {
     let source = replica.update.events.clone()?;
     let sink = SlotSink::new(Arc::clone(index), replica.slot, Arc::clone(shape), Arc::clone(&means.changed));
     let watched = Watched {
@@ -235,7 +265,7 @@ fn subscribe(replica: &Replica, index: &Arc<Index>, shape: &Arc<Shape>, means: &
         state: Arc::clone(&replica.events),
         changed: Arc::clone(&means.changed),
         meter: Arc::clone(&means.meter),
+        place: Arc::clone(&replica.place),
     };
-    let subscription = Subscription::new(source, means.kv.clone(), means.clock, Arc::new(sink), watched);
-    Some(Running(tokio::spawn(subscription.run())))
+    Some(Subscription::new(source, means.kv.clone(), means.clock, Arc::new(sink), watched))
 }

@@ -11,6 +11,7 @@ use super::*;
 use crate::block::SeqHash;
 use crate::clock::Clock;
 use crate::config::{IndexConfig, KvConfig};
+use crate::memory::{Memory, Parts};
 use crate::meter::NoMeter;
 use crate::tokenize::SegmentCache;
 
@@ -22,6 +23,18 @@ struct Bench {
     view: Arc<ArcSwap<FleetView>>,
     /// Holds up whoever reads the tokenizer `/slow`.
     gate: Arc<Barrier>,
+}
+
+fn parts() -> Parts {
+    Parts {
+        clock: Clock::start(),
+        meter: Arc::new(NoMeter),
+        view: Arc::new(ArcSwap::from_pointee(FleetView::default())),
+        calibrate: Arc::new(|_, _| Box::pin(async { None })),
+        seed: 0,
+        approximate_ttl_s: 600.0,
+        spool: std::env::temp_dir(),
+    }
 }
 
 fn bench() -> Bench {
@@ -46,6 +59,7 @@ fn bench() -> Bench {
         meter: Arc::new(NoMeter),
         segments: Arc::new(SegmentCache::new(0)),
         changed: Arc::new(Notify::new()),
+        memory: Arc::new(Memory::none(parts())),
     };
     let view = Arc::new(ArcSwap::from_pointee(FleetView::default()));
     let (sender, states) = watch::channel(FleetState::default());

@@ -11,6 +11,7 @@ use parking_lot::Mutex;
 
 use super::{EventState, PoolState, ReplicaState, ReplicaUpdate};
 use crate::index::{Feed, Index};
+use crate::kv::subscribe::Place;
 use crate::mailbox::Slot;
 use crate::tokenize::Tokenizer;
 
@@ -68,6 +69,8 @@ pub struct Replica {
     pub block_size: u32,
     pub feed: Feed,
     pub events: Arc<Mutex<EventState>>,
+    /// Where its event stream is.
+    pub place: Place,
     /// As the control process told it.
     pub update: ReplicaUpdate,
 }
@@ -120,19 +123,20 @@ impl Replica {
     /// A replica as an update tells it.
     pub fn new(slot: Slot, update: &ReplicaUpdate, block_size: u32, feed: Feed, events: EventState) -> Self {
         let events = Arc::new(Mutex::new(events));
-        Self::with_events(slot, update, (block_size, feed), events)
+        Self::with_events(slot, update, (block_size, feed), (events, Place::default()))
     }
 
     /// The same replica with what a new update says of it.
     pub(super) fn updated(&self, update: &ReplicaUpdate) -> Self {
-        Self::with_events(self.slot, update, (self.block_size, self.feed), Arc::clone(&self.events))
+        let shared = (Arc::clone(&self.events), Arc::clone(&self.place));
+        Self::with_events(self.slot, update, (self.block_size, self.feed), shared)
     }
 
     fn with_events(
         slot: Slot,
         update: &ReplicaUpdate,
         (block_size, feed): (u32, Feed),
-        events: Arc<Mutex<EventState>>,
+        (events, place): (Arc<Mutex<EventState>>, Place),
     ) -> Self {
         Self {
             slot,
@@ -144,6 +148,7 @@ impl Replica {
             block_size,
             feed,
             events,
+            place,
             update: update.clone(),
         }
     }

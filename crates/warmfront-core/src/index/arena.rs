@@ -60,6 +60,8 @@ pub(super) struct Arena {
     /// One bit a node.
     joined: Vec<u64>,
     by_alias: Table<Tagged>,
+    /// Restorations in progress; while there are any, no node is joined.
+    restoring: u32,
     /// Last in, first out: engines evict a sequence from its tail, so what is taken from here ascends again.
     free: Vec<Node>,
     stride: usize,
@@ -80,6 +82,7 @@ impl Arena {
             by_seq: Table::new(GROWTH),
             joined: Vec::new(),
             by_alias: Table::new(GROWTH),
+            restoring: 0,
             free: Vec::new(),
             stride: 1,
             planes: Planes::default(),
@@ -147,7 +150,7 @@ impl Arena {
             Err(at) => {
                 let node = self.take_free(seq);
                 // The block before may have been freed since.
-                if node == likely && node > 0 && self.seq[node as usize - 1] != 0 {
+                if node == likely && node > 0 && self.seq[node as usize - 1] != 0 && self.restoring == 0 {
                     self.joined[node as usize / 64] |= 1 << (node % 64);
                 } else {
                     self.by_seq.insert(at, Tagged::new(tag, node));
@@ -171,6 +174,26 @@ impl Arena {
         self.seq.push(seq);
         self.alias.push(0);
         self.seq.len() as Node - 1
+    }
+
+    /// From here on every new node enters the table: who restores knows blocks without the ones before them.
+    pub(super) fn begin_restoring(&mut self) {
+        self.restoring += 1;
+    }
+
+    /// Ends one [`Arena::begin_restoring`].
+    pub(super) fn end_restoring(&mut self) {
+        self.restoring -= 1;
+    }
+
+    /// Puts the joined ones of some nodes into the table, so that they are found without the ones before them.
+    pub(super) fn list(&mut self, nodes: std::ops::Range<Node>) {
+        for node in nodes {
+            if self.part(node) {
+                let tag = seq_tag(self.seq[node as usize]);
+                self.by_seq.insert(self.by_seq.first_at(tag), Tagged::new(tag, node));
+            }
+        }
     }
 
     /// Takes the node's joint off. True when it had one.

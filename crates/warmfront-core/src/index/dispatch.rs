@@ -56,6 +56,25 @@ impl Ages {
         }
     }
 
+    /// Notes a dispatch of a former process, unless a later one is known.
+    pub(super) fn note_past(&mut self, seq: u64, slot: Slot, time_s: f64) {
+        if self.of(seq).iter().all(|(other, _)| *other != slot) && self.order.len() < AGES_MAX {
+            self.note(seq, slot, time_s);
+        }
+    }
+
+    /// Prefix, slot and time of what is known about at most `prefixes` prefixes from the `from`th on; `seen` is how many.
+    pub(super) fn piece<'a>(
+        &'a self,
+        from: usize,
+        prefixes: usize,
+        seen: &mut usize,
+    ) -> impl Iterator<Item = (u64, Slot, f64)> + 'a {
+        *seen = prefixes.min(self.order.len().saturating_sub(from));
+        let piece = self.order.iter().skip(from).take(*seen);
+        piece.flat_map(|seq| self.of(*seq).iter().map(|(slot, time_s)| (*seq, *slot, *time_s)))
+    }
+
     pub(super) fn of(&self, seq: u64) -> &[(Slot, f64)] {
         self.times.get(&seq).map_or(&[], Vec::as_slice)
     }
@@ -105,6 +124,43 @@ impl State {
             node
         };
         hashes.iter().map(node).collect()
+    }
+
+    /// A prompt that a former process dispatched and that has ended. With each block: whether it was predicted.
+    pub(super) fn restore_prompt(&mut self, slot: Slot, hashes: &[(SeqHash, bool)], touched_s: f64) {
+        let Some(feed) = self.slot(slot).map(|state| state.feed) else { return };
+        let stride = self.arena.stride();
+        let nodes = self.nodes(&hashes.iter().map(|(hash, _)| *hash).collect::<Vec<_>>());
+        let Some(state) = self.slots.get_mut(slot as usize).and_then(Option::as_mut) else { return };
+        if nodes.last().is_none_or(|end| state.recent.find(*end).is_some()) {
+            return; // dispatched again meanwhile, and of one's own making
+        }
+        let path = Path::new(&nodes);
+        state.covered.add(&mut self.arena.planes.covered, stride, &path, slot);
+        let row = state.recent.add_past(path, touched_s);
+        state.recent.row_mut(row).dispatches = 1;
+        let mut made = 0;
+        for (node, (_, is_predicted)) in nodes.iter().zip(hashes) {
+            if *is_predicted && !self.is_confirmed(slot, *node) {
+                made += u64::from(!self.arena.planes.predicted.set(stride, *node, slot));
+            }
+        }
+        self.facts += made;
+        self.next_expiry_s = self.next_expiry_s.min(touched_s + self.ttl_s(feed));
+        if let Some(state) = self.slot_mut(slot) {
+            state.stats.predicted += made;
+        }
+        self.bound_rows(slot);
+    }
+
+    /// Forgets the oldest prompt when there are more than are remembered.
+    fn bound_rows(&mut self, slot: Slot) {
+        if let Some(state) = self.slot(slot)
+            && state.recent.len() > ROWS_MAX
+            && let Some(oldest) = state.recent.oldest()
+        {
+            self.drop_prompt(slot, oldest);
+        }
     }
 
     /// Counts the evicted blocks that this request needs and that its replica does not hold.
@@ -167,11 +223,7 @@ impl State {
             let added = state.active.add(&mut self.arena.planes.active, stride, &prompt.path, slot);
             state.stats.active += u64::from(added);
         }
-        if state.recent.len() > ROWS_MAX
-            && let Some(oldest) = state.recent.oldest()
-        {
-            self.drop_prompt(slot, oldest);
-        }
+        self.bound_rows(slot);
         Some(row)
     }
 

@@ -21,6 +21,25 @@ pub(super) enum Need {
     Nothing,
 }
 
+impl Need {
+    /// As a number: 0 for all, 1 for nothing, otherwise the tokens and one.
+    pub(super) fn code(self) -> u32 {
+        match self {
+            Self::All => 0,
+            Self::Nothing | Self::Tokens(0) => 1,
+            Self::Tokens(tokens) => tokens.saturating_add(1),
+        }
+    }
+
+    pub(super) fn of_code(code: u32) -> Self {
+        match code {
+            0 => Self::All,
+            1 => Self::Nothing,
+            code => Self::Tokens(code - 1),
+        }
+    }
+}
+
 #[derive(Debug)]
 pub(super) struct Group {
     pub(super) number: u32,
@@ -32,6 +51,11 @@ pub(super) struct Group {
 }
 
 impl Group {
+    /// Engine hashes and their copies, in no order that means anything.
+    pub(super) fn members(&self) -> impl Iterator<Item = (u64, u32)> {
+        self.members.iter().map(|(hash, copies)| (*hash, *copies))
+    }
+
     pub(super) fn has(&self, hash: u64) -> bool {
         self.members.contains_key(&hash)
     }
@@ -57,6 +81,23 @@ impl Groups {
     /// Groups that may shorten a hit.
     pub(super) fn others(&self) -> &[Group] {
         &self.others
+    }
+
+    /// The group that carries the chain, once a store has said so.
+    pub(super) fn main(&self) -> Option<u32> {
+        self.main
+    }
+
+    /// Starts over with a main group that a former process learned.
+    pub(super) fn restore(&mut self, main: Option<u32>) {
+        *self = Self { main, others: Vec::new() };
+    }
+
+    /// Adds a group that a former process learned; what is beyond the bound is left out.
+    pub(super) fn restore_other(&mut self, number: u32, need: Need, block_size: u32, members: Vec<(u64, u32)>) {
+        if self.others.len() < GROUPS_MAX && self.main != Some(number) {
+            self.others.push(Group { number, need, block_size, members: members.into_iter().collect() });
+        }
     }
 
     /// Where a removal or an event of another tier belongs. Events without a group speak of the main one.

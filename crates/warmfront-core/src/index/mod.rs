@@ -19,7 +19,10 @@ mod path;
 mod plane;
 mod private;
 mod recent;
+mod record;
+mod restore;
 mod slots;
+mod snapshot;
 mod table;
 
 use parking_lot::RwLock;
@@ -32,8 +35,11 @@ use ghosts::Ghosts;
 pub(crate) use groups::Place;
 pub use hash::FastMap;
 pub use overlap::OverlapColumns;
+pub use record::SlotRecord;
+pub use restore::Restoring;
 use slots::SlotState;
 pub use slots::SlotStats;
+pub use snapshot::Copying;
 
 use crate::block::{BlockHasher, SeqHash};
 use crate::kv::wire::{EngineHash, Stored};
@@ -304,6 +310,7 @@ impl State {
     fn forget_confirmed(&mut self, slot: Slot) {
         let Some(state) = self.slot_mut(slot) else { return };
         state.is_doubtful = false;
+        state.unverified = false;
         state.groups.forget();
         state.offloaded.clear();
         state.offloaded_more.clear();
@@ -347,7 +354,7 @@ impl State {
 
     fn set_stale(&mut self, slot: Slot, is_stale: bool) {
         let Some(state) = self.slot_mut(slot) else { return };
-        state.stale = is_stale;
+        (state.stale, state.unverified) = (is_stale, false);
         self.next_expiry_s = f64::NEG_INFINITY; // predictions live longer while it is stale
         if is_stale {
             return;

@@ -40,6 +40,16 @@ pub struct OverlapColumns {
 /// Device, confirmed, host, disk, active: as in [`OverlapColumns`].
 const COLUMNS: usize = 5;
 
+/// One bit a slot, by words.
+struct Masks {
+    /// Slots that exist.
+    slots: Vec<u64>,
+    /// Those whose events are believed.
+    fresh: Vec<u64>,
+    /// Those whose events come from the process that publishes now, as far as is known.
+    verified: Vec<u64>,
+}
+
 /// The columns of depths during the walk.
 struct Depths {
     /// Slots whose prefix is unbroken, by words of slots.
@@ -100,7 +110,7 @@ impl Depths {
 impl State {
     pub(super) fn overlap(&self, hashes: &[SeqHash], now_s: f64) -> OverlapColumns {
         let rows = self.slots.len();
-        let (slots, fresh) = self.slot_masks();
+        let Masks { slots, fresh, verified } = self.slot_masks();
         let hybrid = self.slots.iter().flatten().any(|state| !state.groups.others().is_empty());
         let mut path: Vec<Node> = Vec::new();
         let mut columns = Depths::new(&slots, rows);
@@ -108,7 +118,7 @@ impl State {
             if hybrid {
                 path.push(node);
             }
-            self.step(&mut columns, &fresh, words, depth)
+            self.step(&mut columns, (&fresh, &verified), words, depth)
         });
         let [device, confirmed, host, disk, active] = columns.finish(reached);
         let frontier = host.iter().copied().max().filter(|depth| *depth > 0);
@@ -132,7 +142,7 @@ impl State {
     /// Deepest device or host depth of any slot; `None`: nobody holds the first block.
     pub(super) fn frontier(&self, nodes: &[Node]) -> Option<usize> {
         let stride = self.arena.stride();
-        let (mut alive, fresh) = self.slot_masks();
+        let Masks { slots: mut alive, fresh, .. } = self.slot_masks();
         let is_held = |node: &&Node| {
             let mut any = 0;
             for (word, alive) in alive.iter_mut().enumerate() {
@@ -164,13 +174,14 @@ impl State {
     }
 
     #[inline]
-    fn step(&self, columns: &mut Depths, fresh: &[u64], words: usize, depth: u32) -> bool {
+    fn step(&self, columns: &mut Depths, (fresh, verified): (&[u64], &[u64]), words: usize, depth: u32) -> bool {
         let planes = &self.arena.planes;
         let mut is_any_lost = false;
-        for (word, fresh) in fresh.iter().enumerate() {
+        for (word, (fresh, verified)) in fresh.iter().zip(verified).enumerate() {
             let at = words + word;
-            let confirmed = self.confirmed_word(at) & fresh;
-            let device = confirmed | planes.predicted.word(at);
+            let held = self.confirmed_word(at) & fresh;
+            let confirmed = held & verified;
+            let device = held | planes.predicted.word(at);
             let host = device | (planes.host.word(at) & fresh);
             let disk = host | (planes.disk.word(at) & fresh);
             is_any_lost |= columns.step(word, [device, confirmed, host, disk, planes.active.word(at)], depth);
@@ -183,16 +194,17 @@ impl State {
         self.arena.planes.shared.word(at) | self.arena.planes.private.word(at)
     }
 
-    /// Bits of the slots that exist, and of those whose events are believed.
-    fn slot_masks(&self) -> (Vec<u64>, Vec<u64>) {
-        let (mut all, mut fresh) = (vec![0; self.arena.stride()], vec![0; self.arena.stride()]);
+    fn slot_masks(&self) -> Masks {
+        let words = || vec![0; self.arena.stride()];
+        let mut masks = Masks { slots: words(), fresh: words(), verified: words() };
         for (slot, state) in self.slots.iter().enumerate() {
             if let Some(state) = state {
-                all[slot / 64] |= 1 << (slot % 64);
-                fresh[slot / 64] |= u64::from(!state.stale) << (slot % 64);
+                masks.slots[slot / 64] |= 1 << (slot % 64);
+                masks.fresh[slot / 64] |= u64::from(!state.stale) << (slot % 64);
+                masks.verified[slot / 64] |= u64::from(!state.unverified) << (slot % 64);
             }
         }
-        (all, fresh)
+        masks
     }
 
     fn totals(&self, overlap: &mut OverlapColumns) {

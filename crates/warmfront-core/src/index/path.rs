@@ -54,6 +54,13 @@ impl Path {
         })
     }
 
+    /// First node and length of each run of the first `blocks` blocks.
+    pub(super) fn runs(&self, blocks: u32) -> impl Iterator<Item = (Node, u32)> {
+        let ends = self.runs.iter().skip(1).map(|run| run.depth).chain([self.blocks]);
+        let inside = self.runs.iter().zip(ends).filter(move |(run, _)| run.depth < blocks);
+        inside.map(move |(run, end)| (run.first, end.min(blocks) - run.depth))
+    }
+
     pub(super) fn bytes(&self) -> usize {
         // Two counts precede the runs.
         self.runs.len() * size_of::<Run>() + 16

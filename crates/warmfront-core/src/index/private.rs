@@ -6,7 +6,7 @@
 
 use super::arena::Node;
 use super::hash::{FastMap, scramble, unscramble};
-use super::table::{Growth, Named, Table};
+use super::table::{Entry, Growth, Named, Table};
 
 /// There is one entry for each fact, so the table is kept dense: 15 to 17 bytes an entry.
 const GROWTH: Growth = Growth { full_16ths: 13, grow_16ths: 2 };
@@ -90,6 +90,15 @@ impl Private {
     /// All (hash, node) pairs, in no order that means anything.
     pub(super) fn pairs(&self) -> impl Iterator<Item = (u64, Node)> {
         self.table.iter().map(|entry| (unscramble(entry.key()), entry.node()))
+    }
+
+    /// Visits the pairs of at most `places` places of the table from `from` on; returns where to go on, if anywhere.
+    pub(super) fn piece(&self, from: usize, places: usize, mut visit: impl FnMut(u64, Node)) -> Option<usize> {
+        let piece = self.table.piece(from, places)?;
+        for entry in piece.iter().filter(|entry| !entry.is_empty()) {
+            visit(unscramble(entry.key()), entry.node());
+        }
+        Some(from + piece.len())
     }
 
     pub(super) fn clear(&mut self) {

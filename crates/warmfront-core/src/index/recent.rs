@@ -71,6 +71,11 @@ impl Recent {
         self.listed
     }
 
+    /// Rows of the slab, listed ones and others.
+    pub(super) fn rows(&self) -> usize {
+        self.rows.len()
+    }
+
     /// The row of the prompt that ends at `end`, if the row covers all of it.
     pub(super) fn find(&self, end: Node) -> Option<u32> {
         self.by_end.find(mix(u64::from(end)), |row| self.rows[*row as usize].end() == end).copied()
@@ -110,6 +115,22 @@ impl Recent {
         self.by_end.insert_unique(hash(&row), row, hash);
         self.listed += 1;
         self.link(row, now_s);
+        row
+    }
+
+    /// Adds the row of a path that was dispatched before those dispatched since `touched_s`.
+    pub(super) fn add_past(&mut self, path: Path, touched_s: f64) -> u32 {
+        let row = self.add(path, touched_s);
+        let mut after = self.rows[row as usize].older;
+        while let Some(entry) = self.rows.get(after as usize)
+            && entry.touched_s > touched_s
+        {
+            after = entry.older;
+        }
+        if after != self.rows[row as usize].older {
+            self.unlink(row);
+            self.link_after(row, after);
+        }
         row
     }
 
@@ -185,6 +206,16 @@ impl Recent {
             None => self.oldest = row,
         }
         self.newest = row;
+    }
+
+    /// Links a row behind an older one; [`END`]: as the oldest. A newer row exists.
+    fn link_after(&mut self, row: u32, older: u32) {
+        let newer = match self.rows.get_mut(older as usize) {
+            Some(before) => std::mem::replace(&mut before.newer, row),
+            None => std::mem::replace(&mut self.oldest, row),
+        };
+        (self.rows[row as usize].older, self.rows[row as usize].newer) = (older, newer);
+        self.rows[newer as usize].older = row;
     }
 
     fn unlink(&mut self, row: u32) {

@@ -51,6 +51,8 @@ pub(super) struct SlotState {
     pub(super) stale: bool,
     /// Some events were lost: copies are not counted, since a copy too many would outlive every removal.
     pub(super) is_doubtful: bool,
+    /// Facts from events come from a former process, and the stream has not proved them yet.
+    pub(super) unverified: bool,
     pub(super) stats: SlotStats,
     pub(super) recent: Recent,
     pub(super) private: Private,
@@ -73,6 +75,7 @@ impl SlotState {
             capacity_blocks,
             stale: false,
             is_doubtful: false,
+            unverified: false,
             stats: SlotStats::default(),
             recent: Recent::default(),
             private: Private::default(),

@@ -53,6 +53,12 @@ impl<E: Entry> Table<E> {
         self.entries.iter().copied().filter(|entry| !entry.is_empty())
     }
 
+    /// At most `places` places from a position on, gaps among them; `None` behind the last.
+    pub(super) fn piece(&self, from: usize, places: usize) -> Option<&[E]> {
+        let piece = self.entries.get(from..self.entries.len().min(from.saturating_add(places)))?;
+        (!piece.is_empty()).then_some(piece)
+    }
+
     /// The first entry from a position on, round the end, and its position.
     pub(super) fn next_from(&self, position: usize) -> Option<(usize, E)> {
         let (before, after) = self.entries.split_at(position.min(self.entries.len()));

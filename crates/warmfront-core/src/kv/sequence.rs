@@ -18,6 +18,7 @@
 use std::collections::BTreeMap;
 
 use bytes::Bytes;
+use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64;
 
 /// Replays in a row that bring nothing new before the hole counts as lost.
@@ -98,6 +99,19 @@ pub struct Counts {
     pub restarts: u64,
 }
 
+/// Where a stream is: enough to go on from there in another process, and to notice that the engine is another one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Position {
+    /// Number of the last applied batch.
+    pub last: u64,
+    /// Its xxh3.
+    pub print: u64,
+    /// First number of the contiguous run that is applied.
+    pub base: u64,
+    /// Whether that run begins at the engine's start.
+    pub complete: bool,
+}
+
 #[derive(Clone, Copy, Debug)]
 struct Applied {
     number: u64,
@@ -162,6 +176,9 @@ pub struct Sequence {
     /// Applied on this connection, and holes in that which no replay filled.
     batches: u64,
     holes: u64,
+    /// The position is one of a former process and nothing has contradicted it yet: its facts are believed until the
+    /// stream answers.
+    resumed: bool,
     reason: Option<String>,
     counts: Counts,
     actions: Vec<Action>,
@@ -186,10 +203,25 @@ impl Sequence {
             is_same_process: false,
             batches: 0,
             holes: 0,
+            resumed: false,
             reason: None,
             counts: Counts::default(),
             actions: Vec::new(),
         }
+    }
+
+    /// Goes on where a former process was. Its facts may be believed from the start: the first answer of the replay proves
+    /// them or makes them be forgotten, and a stream that cannot be reached makes them stale.
+    pub fn resume(can_replay: bool, position: Position) -> Self {
+        let Position { last, print, base, complete } = position;
+        let applied = Some(Applied { number: last, print });
+        Self { applied, base, complete, resumed: true, ..Self::new(can_replay) }
+    }
+
+    /// Where the stream is; `None`: nothing is applied.
+    pub fn position(&self) -> Option<Position> {
+        let Applied { number: last, print } = self.applied?;
+        Some(Position { last, print, base: self.base, complete: self.complete })
     }
 
     /// Takes one input and returns what has to be done, in order.
@@ -255,6 +287,7 @@ impl Sequence {
     fn disconnected(&mut self, reason: String) {
         self.asked = None;
         self.phase = Phase::Disconnected;
+        self.resumed = false;
         self.reason = Some(reason);
         self.actions.push(Action::Trust(false));
     }
@@ -500,7 +533,9 @@ impl Sequence {
     fn catch_up(&mut self, reason: String) {
         self.phase = Phase::CatchingUp;
         self.reason = Some(reason);
-        self.actions.push(Action::Trust(false));
+        if !self.resumed {
+            self.actions.push(Action::Trust(false));
+        }
         self.counts.replays += 1;
         self.ask(Purpose::CatchUp);
     }
@@ -517,6 +552,7 @@ impl Sequence {
             self.actions.push(Action::Trust(true));
         }
         self.phase = Phase::Live;
+        self.resumed = false;
         self.asked = None;
         self.barren = 0;
         self.reason = reason;
@@ -525,6 +561,7 @@ impl Sequence {
     fn forget(&mut self) {
         self.applied = None;
         self.complete = false;
+        self.resumed = false;
         self.actions.push(Action::Forget);
     }
 

@@ -15,7 +15,7 @@ use tokio::sync::Notify;
 use tokio::time::{Duration, Interval, MissedTickBehavior, interval_at};
 
 use super::replay::{Answer, Replay, parse_live};
-use super::sequence::{Action, Counts, Input, Phase, Sequence};
+use super::sequence::{Action, Counts, Input, Phase, Position, Sequence};
 use super::zmtp::{Kind, Socket, ZmtpError};
 use crate::backoff::{Backoff, seconds};
 use crate::clock::Clock;
@@ -68,7 +68,13 @@ pub struct Watched {
     /// Told when the state (not a counter) has changed.
     pub changed: Arc<Notify>,
     pub meter: Arc<dyn Meter>,
+    /// Where the stream is.
+    pub place: Place,
 }
+
+/// Where a stream is, `None` before its first batch. Held while a message is applied, which may yield in between:
+/// whoever holds it sees the facts of exactly this position, and keeps the stream (and no other) waiting.
+pub type Place = Arc<tokio::sync::Mutex<Option<Position>>>;
 
 /// One replica's event stream; [`Subscription::run`] never returns, dropping it ends it.
 pub struct Subscription {
@@ -137,10 +143,19 @@ impl Subscription {
         }
     }
 
+    /// Goes on where a former process was, whose facts are in the index.
+    #[must_use]
+    pub async fn resumed(self, position: Position) -> Self {
+        *self.watched.place.lock().await = Some(position);
+        Self { sequence: Sequence::resume(self.source.replay.is_some(), position), ..self }
+    }
+
     /// Keeps the stream for ever.
     pub async fn run(mut self) {
         let mut pause = Backoff::new(self.config.reconnect_delay_s, self.config.reconnect_delay_s_max);
-        self.sink.set_stale(true);
+        if self.sequence.position().is_none() {
+            self.sink.set_stale(true);
+        }
         self.publish(Some("connecting"));
         loop {
             let error = match connect(&self.source, self.config.message_bytes_max).await {
@@ -185,6 +200,8 @@ impl Subscription {
 
     /// Feeds the machine and does what it says, including what follows from the batches themselves.
     async fn take(&mut self, input: Input) {
+        let place = Arc::clone(&self.watched.place);
+        let mut place = place.lock().await;
         let mut next = Some(input);
         while let Some(input) = next.take() {
             if let Input::Malformed(reason) = &input {
@@ -209,6 +226,7 @@ impl Subscription {
                     Action::Trust(trusted) => self.sink.set_stale(!trusted),
                 }
             }
+            *place = self.sequence.position();
             let changed = phase != self.sequence.phase();
             self.publish(changed.then(|| name(self.sequence.phase())));
         }

@@ -89,6 +89,7 @@ fn table_with_index() -> (Arc<RequestTable>, Arc<Index>) {
         block_size: 16,
         feed: Feed::Approximate,
         events: Arc::default(),
+        place: Arc::default(),
         update: ReplicaUpdate::default(),
     };
     let pool = Pool {

@@ -97,6 +97,9 @@ impl Signals {
                     continue;
                 }
             }
+            if !shared.stop.is_set() {
+                shared.memory.prepare_to_stop().await;
+            }
             shared.stop_or_halt();
         }
     }

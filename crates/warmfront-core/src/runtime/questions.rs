@@ -41,6 +41,7 @@ pub(super) fn answerer(shared: &Arc<Shared>) -> Arc<Answerer> {
                     "undrain" => change::drain(&shared, false),
                     "reload" => change::reload(&shared, &question.payload),
                     "reload_refused" => change::reload_refused(&shared),
+                    "snapshot" => shared.memory.answer(&question.payload).await,
                     _ => ask(&shared, question).await,
                 },
                 None => failure(503, "the router is stopping"),

@@ -377,6 +377,7 @@ fn fleet_of(engines: &[SocketAddr]) -> FleetView {
             block_size: 16,
             feed: Feed::Approximate,
             events: Arc::new(Mutex::new(EventState { state: "none".to_owned(), ..EventState::default() })),
+            place: Arc::default(),
             update: ReplicaUpdate::default(),
         }))
     };

@@ -21,6 +21,10 @@ enum Step {
     Probe,
     /// Faults of the next replay.
     SpoilReplay(Spoil),
+    /// We write down where we are and what we know.
+    Remember,
+    /// Our own process is another one, and goes on from what was written down.
+    Resume,
 }
 
 #[derive(Clone, Debug)]
@@ -59,6 +63,7 @@ struct World {
     /// Applied before that and since the last forget: still believed.
     doubted: Vec<(u64, Bytes)>,
     trusted: bool,
+    remembered: Option<(Position, [Vec<(u64, Bytes)>; 2])>,
 }
 
 impl World {
@@ -75,6 +80,7 @@ impl World {
             index: Vec::new(),
             doubted: Vec::new(),
             trusted: false,
+            remembered: None,
         };
         world.connect();
         world
@@ -118,8 +124,26 @@ impl World {
             Step::Blip => self.close(),
             Step::Probe => self.feed(Input::Probe),
             Step::SpoilReplay(spoil) => self.spoil = Some(spoil.clone()),
+            Step::Remember => {
+                let facts = [self.index.clone(), self.doubted.clone()];
+                self.remembered = self.sequence.position().map(|position| (position, facts));
+            }
+            Step::Resume => self.resume(),
         }
         self.check();
+    }
+
+    /// Restored facts are believed on credit, which is not the trust that the invariant speaks of.
+    fn resume(&mut self) {
+        let can_replay = self.sequence.can_replay;
+        (self.sequence, [self.index, self.doubted]) = match self.remembered.clone() {
+            Some((position, facts)) => (Sequence::resume(can_replay, position), facts),
+            None => (Sequence::new(can_replay), Default::default()),
+        };
+        self.trusted = false;
+        self.wire.clear();
+        self.replay.clear();
+        self.connect();
     }
 
     fn deliver(&mut self) {
@@ -226,6 +250,8 @@ fn step() -> impl Strategy<Value = Step> {
         1 => Just(Step::Blip),
         1 => Just(Step::Probe),
         1 => spoil().prop_map(Step::SpoilReplay),
+        1 => Just(Step::Remember),
+        1 => Just(Step::Resume),
     ]
 }
 
@@ -492,4 +518,61 @@ fn a_replay_that_fails_on_a_new_connection_costs_everything_since_it_may_be_anot
         actions = sequence.take(Input::ReplayFailed("no answer".into()));
     }
     assert!(actions.contains(&Action::Forget) && !actions.contains(&Action::Doubt));
+}
+
+/// A sequence that goes on behind batch 4 of a stream, connected.
+fn resumed() -> Sequence {
+    let position = Position { last: 4, print: xxh3_64(&batch(4)), base: 0, complete: true };
+    let mut sequence = Sequence::resume(true, position);
+    assert_eq!(
+        sequence.take(Input::Connected),
+        [Action::Replay { from: 4, again: false }],
+        "believed until it answers"
+    );
+    sequence
+}
+
+// bug 45
+#[test]
+fn a_restarted_router_asks_from_its_stored_position_and_goes_on_where_it_was() {
+    let mut sequence = resumed();
+    assert_eq!(sequence.take(Input::Replayed { number: 4, payload: batch(4) }), []);
+    let next = Input::Replayed { number: 5, payload: batch(5) };
+    assert_eq!(sequence.take(next), [Action::Apply { number: 5, payload: batch(5) }]);
+    assert_eq!(sequence.take(Input::ReplayEnded), [Action::Trust(true)]);
+    assert!(sequence.complete());
+}
+
+// bug 45
+#[test]
+fn a_first_contact_without_a_stored_position_asks_from_the_start() {
+    let mut sequence = Sequence::new(true);
+    assert_eq!(replays(&sequence.take(Input::Connected)), [0]);
+}
+
+// bug 53
+#[test]
+fn an_engine_that_restarted_while_the_router_was_away_is_forgotten_at_its_first_answer() {
+    for answer in [
+        Input::ReplayEnded,                                               // it has not come so far yet
+        Input::Replayed { number: 4, payload: Bytes::from("another 4") }, // it has, with other contents
+        Input::Replayed { number: 9, payload: batch(9) },                 // the hole cannot be filled
+        Input::Live { number: 0, payload: batch(0) },
+    ] {
+        let mut sequence = resumed();
+        let mut actions = sequence.take(answer.clone());
+        if matches!(answer, Input::Live { .. }) {
+            actions = sequence.take(Input::ReplayEnded);
+        }
+        assert_eq!(actions[..2], [Action::Forget, Action::Trust(false)], "{answer:?}");
+        assert_eq!(replays(&actions), [0]);
+    }
+}
+
+#[test]
+fn restored_facts_go_stale_when_the_stream_cannot_be_reached_and_go_when_it_has_no_replay() {
+    assert_eq!(resumed().take(Input::Disconnected("refused".into())), [Action::Trust(false)]);
+    let position = Position { last: 4, print: 0, base: 0, complete: true };
+    let actions = Sequence::resume(false, position).take(Input::Connected);
+    assert_eq!(actions, [Action::Forget, Action::Trust(true)]);
 }
