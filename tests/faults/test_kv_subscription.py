@@ -110,6 +110,7 @@ def start(program: Path) -> Iterator[Callable[..., Any]]:
         thing.close()
 
 
+@pytest.mark.bug(45)
 @pytest.mark.parametrize("reply_with_topic", [True, False], ids=["since 0.26", "before 0.26"])
 def test_batches_from_before_the_connection_are_replayed(start: Callable[..., Any], reply_with_topic: bool) -> None:
     engine = start(EngineSocket, reply_with_topic=reply_with_topic)
@@ -209,6 +210,7 @@ def test_without_a_replay_endpoint_a_loss_costs_what_came_before(start: Callable
     follower.wait(lambda: follower.state["gaps"] == 1 and not follower.state["complete"])
 
 
+@pytest.mark.bug(38)
 def test_an_engine_that_never_answers_replays_is_followed_from_now_on(start: Callable[..., Any]) -> None:
     engine = start(EngineSocket, answer=lambda _entries: [None])
     engine.publish(5)
@@ -222,6 +224,7 @@ def test_an_engine_that_never_answers_replays_is_followed_from_now_on(start: Cal
     follower.wait(lambda: follower.state["complete"])
 
 
+@pytest.mark.bug(46)
 def test_malformed_messages_are_counted_and_the_stream_goes_on(start: Callable[..., Any]) -> None:
     engine = start(EngineSocket)
     engine.publish(3)

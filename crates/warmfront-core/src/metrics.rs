@@ -364,6 +364,7 @@ mod tests {
         assert!(text.contains("a_total{model=\"other\"} 2\n"), "{text}");
     }
 
+    // bug 134, 142
     #[test]
     fn a_forgotten_replica_shows_no_more_and_frees_its_label_value() {
         let metrics = Metrics::new(&[family("ready", MetricKind::Gauge, &["replica"])], 1);

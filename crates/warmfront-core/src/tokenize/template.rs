@@ -223,6 +223,7 @@ mod tests {
         compile(source).render(python::value(&json::parse(variables).expect("JSON").0), 0)
     }
 
+    // bug 154
     #[test]
     fn values_print_as_python_prints_them() {
         let variables = r#"{"n":null,"t":true,"f":1.0,"l":["a",1],"m":{"k":"v"}}"#;
@@ -230,6 +231,7 @@ mod tests {
         assert_eq!(text.as_deref(), Ok("None True 1.0 ['a', 1] {'k': 'v'} ['a', 1] |"));
     }
 
+    // bug 153
     #[test]
     fn tojson_keeps_order_and_escapes_no_html() {
         let variables = r#"{"m":{"z":"<ü>","a":[1,2]}}"#;

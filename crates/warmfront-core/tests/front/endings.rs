@@ -16,6 +16,7 @@ async fn nobody() -> std::net::SocketAddr {
     TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap()
 }
 
+// bug 119
 #[tokio::test]
 async fn a_choice_that_refuses_the_connection_is_passed_over() {
     let engine = Engine::start(|_| Act::Say(json_reply("{}"))).await;
@@ -78,6 +79,7 @@ async fn deciding_again_is_bounded() {
     assert_eq!(world.events("failed").len(), 3);
 }
 
+// bug 99
 #[tokio::test]
 async fn a_request_that_was_sent_is_never_sent_again() {
     let first = Engine::start(|_| Act::SayAndClose(vec![])).await;
@@ -110,6 +112,7 @@ async fn an_answer_that_is_not_http_is_a_502_and_the_connection_serves_on() {
     }
 }
 
+// bug 99
 #[tokio::test]
 async fn an_idle_connection_that_the_engine_closed_is_not_used() {
     let (world, engine) = World::with(|_| Act::SayAndClose(json_reply("{}"))).await;
@@ -123,6 +126,7 @@ async fn an_idle_connection_that_the_engine_closed_is_not_used() {
     assert_eq!(engine.requests(), 5);
 }
 
+// bug 54
 #[tokio::test]
 async fn a_stream_whose_engine_dies_ends_with_an_error_event() {
     for (path, body, event) in [
@@ -176,6 +180,7 @@ async fn a_body_whose_engine_dies_is_cut() {
     world.expect_ends(&["failed"]).await;
 }
 
+// bug 105
 #[tokio::test]
 async fn a_client_that_leaves_while_the_router_decides_cancels_its_request() {
     let engine = Engine::start(|_| Act::Say(json_reply("{}"))).await;
@@ -192,6 +197,7 @@ async fn a_client_that_leaves_while_the_router_decides_cancels_its_request() {
     assert!(world.metrics.render().contains("outcome=\"cancelled\"} 1\n"));
 }
 
+// bug 10, 101
 #[tokio::test]
 async fn a_client_that_leaves_before_the_answer_closes_the_engines_connection() {
     let (world, engine) = World::with(|_| Act::SayAndHang(vec![])).await;
@@ -219,6 +225,7 @@ async fn a_client_that_leaves_amid_a_stream_closes_the_engines_connection() {
     world.expect_ends(&["cancelled"]).await;
 }
 
+// bug 83
 #[tokio::test]
 async fn a_client_that_leaves_right_behind_the_end_marker_has_finished() {
     let (world, engine) = World::with(|_| {
@@ -251,6 +258,7 @@ fn resident_bytes() -> usize {
     statm.split(' ').nth(1).unwrap().parse::<usize>().unwrap() * 4096
 }
 
+// bug 94
 #[tokio::test]
 async fn clients_that_do_not_read_hold_back_their_engines_instead_of_filling_memory() {
     const STREAMS: usize = 64;

@@ -156,6 +156,7 @@ async fn answers_without_a_body_or_a_length_end_properly() {
     }
 }
 
+// bug 62
 #[tokio::test]
 async fn a_length_beside_chunks_does_not_cut_the_answer() {
     let (world, _engine) = World::with(|_| {
@@ -169,6 +170,7 @@ async fn a_length_beside_chunks_does_not_cut_the_answer() {
     world.expect_ends(&["finished"]).await;
 }
 
+// bug 75
 #[tokio::test]
 async fn paths_by_load_carry_the_model_of_a_json_body_or_a_form() {
     let (world, engine) = World::with(|_| Act::Say(json_reply("{}"))).await;
@@ -209,6 +211,7 @@ async fn what_the_router_is_told_of_a_request() {
     assert!(facts[13].is_u64() && facts[14].is_u64());
 }
 
+// bug 87, 178
 #[tokio::test]
 async fn the_router_shows_its_models_readiness_metrics_and_version() {
     let engine = Engine::start(|_| Act::Say(vec![])).await;
