@@ -388,9 +388,12 @@ def load_with_sources(
     merged: dict[str, Any] = {}
     sources: dict[str, str] = {}
     for source, layer in layers:
-        _check(layer, source)
-        merged = _merge(merged, layer)
-        sources |= dict.fromkeys(_leaves(layer), source)
+        try:
+            _check(layer, source)
+            merged = _merge(merged, layer)
+            sources |= dict.fromkeys(_leaves(layer), source)
+        except RecursionError as error:
+            raise ConfigError(f"{source}: a value contains itself, or is nested too deeply") from error
     return _convert(merged, "merged configuration"), sources
 
 
