@@ -19,6 +19,7 @@ COMMANDS = {
     "fleet": "Show the replicas of a running router.",
     "explain": "Show where a request would go, and why.",
     "config": "Print the effective configuration.",
+    "openapi": "Print the OpenAPI document of a port as JSON.",
     "replay": "Decide a recorded run again and compare.",
     "simulate": "Run policies against regimes, on virtual time.",
     "trace": "Make, inspect and import workload files.",
