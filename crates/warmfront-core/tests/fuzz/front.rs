@@ -69,7 +69,8 @@ async fn attack(said: Vec<Vec<u8>>) {
     }
     eventually(|| world.requests.is_empty() && world.mailbox.undecided() == 0).await;
     eventually(|| world.metrics.render().contains("warmfront_connections 0\n")).await;
-    assert_eq!(world.ends().len(), world.events("arrived").len(), "every request has one end");
+    // Every request that the router heard of has one end.
+    eventually(|| world.ends().len() == world.events("arrived").len()).await;
 }
 
 #[test]
