@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 CARGO_TARGET_DIR ?= target
 export CARGO_TARGET_DIR
 
-.PHONY: help build demo test test-fast check bench lab docs clean
+.PHONY: help build demo test test-fast fuzz check bench lab docs clean
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -36,6 +36,16 @@ test: build ## All tests: Rust, Python, and real vLLM servers
 test-fast: build ## The tests that need no engine servers
 	cargo test --quiet -p warmfront-core
 	$(BIN)/pytest --ignore tests/integration
+
+FUZZ_CASES ?= 20000
+FUZZ_SECONDS ?= 600
+# Time is up: that is success. Memory is bounded, so that an input that would take all of it fails by itself.
+FUZZ_RUN = sh -c 'ulimit -v 8000000; FUZZ_CASES=$(FUZZ_CASES) timeout $(FUZZ_SECONDS) "$$@"; test $$? -eq 0 -o $$? -eq 124' fuzz
+
+fuzz: build ## Hostile input for long, new each time (FUZZ_CASES=20000 FUZZ_SECONDS=600 for each part)
+	cargo test --quiet --release -p warmfront-core --test fuzz --no-run
+	$(FUZZ_RUN) cargo test --quiet --release -p warmfront-core --test fuzz
+	$(FUZZ_RUN) $(BIN)/pytest tests/fuzz tests/differential/test_special_tokens.py
 
 check: build ## Every check, then every test
 	scripts/check

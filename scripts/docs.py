@@ -3,7 +3,7 @@
     python scripts/docs.py            write docs/reference/*.md
     python scripts/docs.py --check    exit 1 when a page on disk is not what would be written
 
-One source each: the configuration tree, the metric catalogue, the commands, the error classes.
+One source each: the configuration tree, the metric catalogue, the commands, the error classes, the marks of tests.
 """
 
 from __future__ import annotations
@@ -17,6 +17,9 @@ from pathlib import Path
 import click
 from warmfront import cli, config_schema, errors
 from warmfront.obs import catalog
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # for tests, which load this file by its path
+import bugs_page
 
 ROOT = Path(__file__).resolve().parents[1]
 NOTICE = "<!-- Written by scripts/docs.py from the code. Do not edit. -->"
@@ -78,11 +81,17 @@ def error_faces() -> str:
     return _page([ERRORS_HEAD, _table(("status", "`type`", "`code`", "meaning", "class"), rows), ERRORS_TAIL])
 
 
+def bugs_of_others() -> str:
+    """Return the page about bugs of other routers."""
+    return _page(bugs_page.parts(ROOT))
+
+
 PAGES: dict[str, Callable[[], str]] = {
     "docs/reference/configuration.md": configuration,
     "docs/reference/metrics.md": metrics,
     "docs/reference/cli.md": command_line,
     "docs/reference/errors.md": error_faces,
+    "docs/reference/bugs-of-others.md": bugs_of_others,
 }
 """Path in the repository → what writes it."""
 

@@ -71,8 +71,8 @@ class FrontConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """Threads that render and tokenize long prompts; 0: one for each core."""
     body_bytes_max: Count = 64 * 1024 * 1024
     """Larger request bodies are answered with 413."""
-    header_bytes_max: Annotated[int, Meta(ge=8192)] = 64 * 1024
-    """Larger header blocks are answered with 431."""
+    header_bytes_max: Annotated[int, Meta(ge=8192)] = 32 * 1024
+    """Larger header blocks are answered with 431. About twice as much may wait for a client that does not read."""
     headers_max: Annotated[int, Meta(ge=16)] = 128
     """More header lines are answered with 431."""
     header_timeout_s: Positive = 10.0
@@ -296,7 +296,7 @@ class ModelConfig(Struct, frozen=True, forbid_unknown_fields=True):
     exclude_tools_when_none: bool = False
     """As `--exclude-tools-when-tool-choice-none` of the engine."""
     trust_request_template: bool = False
-    """As `--trust-request-chat-template` of the engine."""
+    """As `--trust-request-chat-template` of the engine. Its time is bounded, its memory is not: trust every client."""
 
 
 class FileSource(Struct, frozen=True, forbid_unknown_fields=True, tag="file"):
@@ -670,9 +670,12 @@ def load_with_sources(
     merged: dict[str, Any] = {}
     sources: dict[str, str] = {}
     for source, layer in layers:
-        _check(layer, source)
-        merged = _merge(merged, layer)
-        sources |= dict.fromkeys(_leaves(layer), source)
+        try:
+            _check(layer, source)
+            merged = _merge(merged, layer)
+            sources |= dict.fromkeys(_leaves(layer), source)
+        except RecursionError as error:
+            raise ConfigError(f"{source}: a value contains itself, or is nested too deeply") from error
     return _convert(merged, "merged configuration"), sources
 
 

@@ -66,6 +66,7 @@ def cases(template: str) -> list[dict[str, Any]]:
     return [case for case in FIXTURE["cases"] if case["template"] == template]
 
 
+@pytest.mark.bug(15)
 def test_every_chat_request_gets_the_ids_of_the_engine(template: str, tokenizer: Any) -> None:
     if "strftime_now" in FIXTURE["templates"][template] and not IS_RECORDED_DATE:
         pytest.skip("the template prints the date; the Rust test sets the clock")

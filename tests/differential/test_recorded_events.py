@@ -31,6 +31,7 @@ def prompts(name: str) -> list[tuple[list[int], str | None, str | None]]:
     return found
 
 
+@pytest.mark.bug(41)
 @pytest.mark.parametrize(
     ("name", "block_size"),
     [

@@ -113,6 +113,7 @@ def start(program: Path) -> Iterator[Callable[..., Any]]:
         thing.close()
 
 
+@pytest.mark.bug(45)
 @pytest.mark.parametrize("reply_with_topic", [True, False], ids=["since 0.26", "before 0.26"])
 def test_batches_from_before_the_connection_are_replayed(start: Callable[..., Any], reply_with_topic: bool) -> None:
     engine = start(EngineSocket, reply_with_topic=reply_with_topic)
@@ -231,6 +232,7 @@ def test_a_stream_that_keeps_losing_batches_is_not_used_until_its_engine_starts_
     follower.wait(lambda: follower.state["state"] == "live")
 
 
+@pytest.mark.bug(38)
 def test_an_engine_that_never_answers_replays_is_followed_from_now_on(start: Callable[..., Any]) -> None:
     engine = start(EngineSocket, answer=lambda _entries: [None])
     engine.publish(5)
@@ -244,6 +246,7 @@ def test_an_engine_that_never_answers_replays_is_followed_from_now_on(start: Cal
     follower.wait(lambda: follower.state["complete"])
 
 
+@pytest.mark.bug(46)
 def test_malformed_messages_are_counted_and_the_stream_goes_on(start: Callable[..., Any]) -> None:
     engine = start(EngineSocket)
     engine.publish(3)

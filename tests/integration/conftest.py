@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Protocol
 
 import pytest
 from support.service import Service, free_port
 
 WARMFRONT = str(Path(sys.executable).parent / "warmfront")
 Start = Callable[[Service], Service]
+
+
+class Located(Protocol):
+    """Something that serves at a URL."""
+
+    @property
+    def url(self) -> str: ...
 
 
 class EmbeddedEngine(Service):
@@ -37,7 +45,7 @@ class Serve(Service):
     name = "warmfront serve"
     health_path = "/ready"
 
-    def __init__(self, log: Path, engines: list[Service], *settings: str) -> None:
+    def __init__(self, log: Path, engines: Sequence[Located], *settings: str) -> None:
         super().__init__(log)
         self.engines, self.settings = engines, settings
         self.admin_port = free_port()

@@ -53,6 +53,7 @@ def resident(router: Serve) -> dict[str, int]:
     return {row["id"]: row["overlap"]["confirmed"] for row in answer.json()["replicas"]}
 
 
+@pytest.mark.bug(86, 157, 182)
 @pytest.mark.parametrize("path", PROMPTS)
 def test_a_prompt_returns_to_the_replica_that_holds_it_and_the_prediction_is_exact(serve: Serve, path: str) -> None:
     first = wire.post(serve.url + path, PROMPTS[path])
@@ -88,6 +89,7 @@ def test_different_first_prompts_spread_over_idle_replicas(serve: Serve) -> None
     assert len(chosen) == 2
 
 
+@pytest.mark.bug(53, 119)
 def test_an_engine_that_restarts_is_forgotten_and_learned_again(serve: Serve, engines: list[EmbeddedEngine]) -> None:
     path = "/v1/chat/completions"
     url = wire.post(serve.url + path, PROMPTS[path]).headers[REPLICA]
@@ -126,6 +128,7 @@ def test_the_control_process_is_started_again_and_serving_goes_on(serve: Serve) 
     assert wire.post(f"{serve.url}/v1/completions", PROMPTS["/v1/completions"]).status == 200
 
 
+@pytest.mark.bug(82)
 def test_a_termination_signal_lets_the_stream_in_flight_end(serve: Serve) -> None:
     body = PROMPTS["/v1/completions"] | {"max_tokens": 120, "stream": True}
     connection = wire.connect(serve.url)
@@ -142,6 +145,7 @@ def test_a_termination_signal_lets_the_stream_in_flight_end(serve: Serve) -> Non
     connection.close()
 
 
+@pytest.mark.bug(10, 101)
 def test_a_client_that_leaves_frees_the_engine(serve: Serve, engines: list[EmbeddedEngine]) -> None:
     def running() -> float:
         pages = [wire.get(f"{engine.url}/metrics").body.decode() for engine in engines]
@@ -157,6 +161,7 @@ def test_a_client_that_leaves_frees_the_engine(serve: Serve, engines: list[Embed
     wait_for(lambda: running() == 0, "the engine idle", timeout_s=5)
 
 
+@pytest.mark.bug(93)
 def test_unknown_models_and_paths_are_refused_in_the_openai_format(serve: Serve) -> None:
     unknown = wire.post(f"{serve.url}/v1/completions", {"model": "nobody", "prompt": "a"})
     assert (unknown.status, unknown.json()["error"]["code"]) == (404, "model_not_found")
@@ -166,6 +171,7 @@ def test_unknown_models_and_paths_are_refused_in_the_openai_format(serve: Serve)
     assert [card["object"] for card in models["data"]] == ["model"]
 
 
+@pytest.mark.bug(187)
 def test_the_official_client_streams_through(serve: Serve) -> None:
     with openai.OpenAI(base_url=f"{serve.url}/v1", api_key="none", max_retries=0) as client:
         model = client.models.list().data[0].id
@@ -196,6 +202,7 @@ def test_metrics_agree_with_what_was_sent(serve: Serve) -> None:
     assert QUESTION[:20] not in page
 
 
+@pytest.mark.bug(26, 29)
 def test_no_tokenizer_is_said_loudly_and_still_routes_by_prefix(
     tmp_path: Path, start: Start, engines: list[EmbeddedEngine]
 ) -> None:

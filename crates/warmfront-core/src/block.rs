@@ -302,6 +302,7 @@ mod tests {
         assert_ne!(one[1], other[1]);
     }
 
+    // bug 43
     #[test]
     fn seed_adapter_and_salt_separate_equal_tokens() {
         let tokens: Vec<u32> = (0..8).collect();

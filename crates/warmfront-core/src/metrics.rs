@@ -392,6 +392,7 @@ mod tests {
         assert!(text.contains("a_total{model=\"other\"} 2\n"), "{text}");
     }
 
+    // bug 134, 142
     #[test]
     fn a_forgotten_replica_shows_no_more_and_frees_its_label_value() {
         let metrics = Metrics::new(&[family("ready", MetricKind::Gauge, &["replica"])], 1);
@@ -401,7 +402,7 @@ mod tests {
         assert!(metrics.render().ends_with("ready{replica=\"b\"} 1\n"));
     }
 
-    // bugs 134 and 142
+    // bug 134 and 142
     #[test]
     fn series_of_what_is_gone_go_and_all_others_stay() {
         let metrics = Metrics::new(&[family("c_total", MetricKind::Counter, &["model"])], 10);

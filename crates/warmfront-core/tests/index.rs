@@ -69,6 +69,7 @@ fn overlap(index: &Index, tokens: &[u32], now_s: f64) -> OverlapColumns {
     index.overlap(&hashes(index, tokens), now_s)
 }
 
+// bug 14
 #[test]
 fn depth_is_the_unbroken_prefix_of_each_slot() {
     let index = index(3);
@@ -102,6 +103,7 @@ fn an_unknown_parent_is_counted_and_teaches_nothing() {
     assert_eq!(index.stats().blocks, 1);
 }
 
+// bug 41
 #[test]
 fn publishers_that_disagree_about_a_hash_do_not_touch_each_other() {
     let index = index(2);
@@ -137,6 +139,7 @@ fn a_hash_that_names_other_content_replaces_what_it_named() {
     assert_eq!(index.stats().blocks, 1);
 }
 
+// bug 39
 #[test]
 fn a_clear_empties_the_device_and_leaves_tiers() {
     let index = index(2);
@@ -167,6 +170,7 @@ fn tiers_extend_the_device() {
     assert_eq!((columns.device[0], columns.host[0], columns.disk[0]), (2, 3, 4));
 }
 
+// bug 174
 #[test]
 fn a_dispatch_is_a_prediction_until_it_is_confirmed_or_runs_out() {
     let index = index(2);
@@ -375,6 +379,7 @@ fn age_is_the_time_since_the_prefix_was_last_dispatched() {
     assert_eq!(columns.frontier_key, Some(hashes(&index, &tokens)[5].0));
 }
 
+// bug 33
 #[test]
 fn room_is_made_from_predictions_first_and_then_from_the_largest_slot() {
     let index = index_with(IndexOptions { facts_max: 6, ..options() }, 2);
@@ -388,6 +393,7 @@ fn room_is_made_from_predictions_first_and_then_from_the_largest_slot() {
     assert_eq!(index.slot_stats(0).unwrap().confirmed, 3);
 }
 
+// bug 34, 51
 #[test]
 fn a_removed_slot_leaves_nothing() {
     let index = index(70);
@@ -401,6 +407,7 @@ fn a_removed_slot_leaves_nothing() {
     assert_eq!(overlap(&index, &prompt(0, 4), 0.0).device[69], 0);
 }
 
+// bug 37
 #[test]
 fn facts_survive_more_slots_than_one_word_holds() {
     let index = index(2);
@@ -434,6 +441,7 @@ fn store_hybrid(index: &Index, tokens: &[u32], retained: &[u64], window: u32) {
     apply(index, 0, vec![KvEvent::Stored(Box::new(sparse)), KvEvent::Stored(Box::new(dense))], 0.0);
 }
 
+// bug 42
 #[test]
 fn a_hybrid_prefix_ends_where_the_window_before_it_is_whole() {
     let index = index(1);

@@ -207,6 +207,7 @@ fn predicted_hits_equal_what_the_engine_reported_with_digests_as_hashes() {
     assert!(predicted > 30, "{predicted}");
 }
 
+// bug 41, 42
 #[test]
 fn predicted_hits_equal_what_the_engine_reported_with_two_cache_groups() {
     let predicted = replay("events_hybrid_swa_full_bs32.jsonl", 32, "hyb_full_mode", &[]);

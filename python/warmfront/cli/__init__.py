@@ -22,6 +22,7 @@ COMMANDS = {
     "explain": "Show where a request would go, and why.",
     "keys": "Make, list and revoke the API keys of clients.",
     "config": "Print the effective configuration.",
+    "openapi": "Print the OpenAPI document of a port as JSON.",
     "replay": "Decide a recorded run again and compare.",
     "simulate": "Run policies against regimes, on virtual time.",
     "trace": "Make, inspect and import workload files.",

@@ -22,6 +22,9 @@ STARTED = "process_start_time_seconds"
 FIGURES = ("running", "waiting", "kv_usage", "prefix_queries", "prefix_hits")
 """Fields of `RankMetrics` that are plain samples, by the name they have in `MetricNames`."""
 
+COUNT_DIGITS_MAX = 18
+"""Longer whole numbers are not read: nothing that is counted here is so large, and Python refuses the longest."""
+
 _SAMPLE = re.compile(r"([^{ ]+)(?:\{(.*)\})? (\S+).*")
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 
@@ -146,4 +149,6 @@ def _number(text: str) -> float | None:
 
 
 def _count(text: str | None) -> int | None:
-    return int(text) if text is not None and text.isdecimal() else None
+    if text is None or not text.isdecimal() or len(text) > COUNT_DIGITS_MAX:
+        return None
+    return int(text)

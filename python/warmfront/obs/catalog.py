@@ -21,6 +21,8 @@ UNITS = ("seconds", "tokens", "blocks", "bytes")
 """Base units; the name of every metric that has a unit says which."""
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+LONG_SECONDS = (*SECONDS, 900.0, 3600.0)
+"""For whole requests: an agent's answer may take an hour."""
 SHORT_SECONDS = (0.00001, 0.000025, 0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05, 0.25, 1.0)
 BLOCKS = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 4096.0)
 REGRETS = (-30.0, -10.0, -3.0, -1.0, -0.3, -0.1, -0.03, 0.0, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
@@ -60,7 +62,7 @@ def _histogram(name: str, buckets: Sequence[float], help: str, *labels: str) -> 
 REQUESTS = [
     _counter("requests_total", "Requests answered, by how they ended.", "model", "outcome"),
     _histogram(
-        "request_duration_seconds", SECONDS, "From the request read to the last byte of the answer sent.", "model"
+        "request_duration_seconds", LONG_SECONDS, "From the request read to the last byte of the answer sent.", "model"
     ),
     _histogram("ttft_seconds", SECONDS, "From the request read to the first token passed on.", "model"),
     _histogram("itl_seconds", SECONDS, "Gap between two tokens of a stream, as passed on.", "model"),

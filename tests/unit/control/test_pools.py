@@ -3,6 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+import pytest
 from warmfront.config import FleetConfig, ModelConfig, ServerConfig
 from warmfront.control.engine_metrics import EngineMetrics, RankMetrics
 from warmfront.control.facts import ModelCard, ServerFacts
@@ -63,6 +64,7 @@ def test_servers_with_the_same_base_model_form_a_pool() -> None:
     ]
 
 
+@pytest.mark.bug(18)
 def test_each_rank_is_a_replica_of_its_own() -> None:
     sources = {0: EventSource("tcp://a:5557", origin="engine"), 1: EventSource("tcp://a:5558", origin="engine")}
     replicas = pool(server(metrics=EngineMetrics(ranks={0: RANK, 1: RANK}), sources=sources)).replicas

@@ -31,6 +31,7 @@ def test_the_last_block_of_a_fully_cached_prompt_is_not_predicted() -> None:
     assert world.send(prefix_key=PREFIX, prompt_tokens=1605).choices[0].cached_tokens == 1600
 
 
+@pytest.mark.bug(23)
 def test_a_busy_warm_replica_is_left_when_waiting_there_costs_more_than_computing_again() -> None:
     world = World(2)
     warm(world, 0)
@@ -40,6 +41,7 @@ def test_a_busy_warm_replica_is_left_when_waiting_there_costs_more_than_computin
     assert dispatch.reason == "spill"
 
 
+@pytest.mark.bug(5)
 def test_a_little_work_does_not_drive_a_request_from_its_warm_replica() -> None:
     world = World(2)
     warm(world, 0, tokens=16_000)
@@ -55,6 +57,7 @@ def test_siblings_of_a_burst_stay_together_on_a_fleet_that_decodes() -> None:
     assert len(slots) == 1
 
 
+@pytest.mark.bug(3)
 def test_a_long_burst_of_siblings_spills_to_other_replicas_in_the_end() -> None:
     world = World(2)
     counts = Counter(world.slot(prefix_key=PREFIX, prompt_tokens=3200) for _ in range(200))
@@ -83,12 +86,14 @@ def test_a_cold_replica_gets_new_prefixes_while_full_ones_must_evict() -> None:
     assert {world.serve().choices[0].slot for _ in range(6)} == {2}
 
 
+@pytest.mark.bug(2)
 def test_unrelated_prompts_spread_over_idle_replicas() -> None:
     world = World(2)
     counts = Counter(world.serve().choices[0].slot for _ in range(60))
     assert min(counts.values()) >= 15
 
 
+@pytest.mark.bug(1)
 def test_unrelated_prompts_in_flight_are_balanced_like_least_loaded() -> None:
     world = World(4)
     counts = Counter(world.slot() for _ in range(80))
@@ -103,6 +108,7 @@ def test_a_slow_replica_gets_less() -> None:
     assert counts[0] < counts[1] / 2
 
 
+@pytest.mark.bug(189)
 def test_memory_pressure_repels() -> None:
     world = World(2)
     warm(world, 0, tokens=320)
@@ -152,6 +158,7 @@ def test_slower_tiers_count_when_loading_beats_computing() -> None:
     assert dispatch.choices[0].cached_tokens == 1584
 
 
+@pytest.mark.bug(25)
 def test_requests_without_prompt_blocks_rotate_over_idle_replicas() -> None:
     world = World(3)
     slots = [world.serve(route="load", basis="none", prompt_tokens=0, prefix_key=0).choices[0].slot for _ in range(6)]

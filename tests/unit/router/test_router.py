@@ -105,12 +105,14 @@ def test_arrival_and_departure_in_one_batch_give_no_command() -> None:
     assert world.step(Arrived(made), Cancelled(made.id, 0.0)) == []
 
 
+@pytest.mark.bug(6)
 def test_decisions_of_one_batch_see_one_another() -> None:
     world = World(4)
     commands = world.step(*[Arrived(world.new()) for _ in range(4)])
     assert sorted(command.choices[0].slot for command in commands if isinstance(command, Dispatch)) == [0, 1, 2, 3]
 
 
+@pytest.mark.bug(113, 119)
 def test_a_request_that_reached_nobody_is_tried_once_more_elsewhere() -> None:
     world = World(2, config=RouterConfig(choices_max=1))
     first = world.send()
@@ -131,6 +133,7 @@ def test_a_request_that_began_is_never_tried_again() -> None:
     assert world.fail(world.send(), began=True) == []
 
 
+@pytest.mark.bug(13)
 def test_a_moved_request_is_charged_to_its_new_replica() -> None:
     world = World(3)
     dispatch = world.send()
@@ -151,6 +154,7 @@ def test_work_in_flight_at_a_replica_that_left_is_not_charged_to_its_successor()
     assert rows(world)[0]["accuracy"]["answers"] == 0
 
 
+@pytest.mark.bug(6)
 def test_prefill_is_charged_until_the_first_token_and_the_rest_until_the_end() -> None:
     world = World(1)
     dispatch = world.send()
@@ -191,6 +195,7 @@ def test_nonsense_about_strangers_is_counted_and_changes_nothing() -> None:
     assert world.ask("fleet")["stray_events"] == {"cancelled": 1, "finished": 1}
 
 
+@pytest.mark.bug(11)
 def test_an_end_that_comes_twice_discharges_once() -> None:
     world = World(1)
     kept, ended = world.send(), world.send()
@@ -352,7 +357,7 @@ class Notebook:
         self.gauges[(name, labels)] = value
 
 
-@pytest.mark.bug(134, 142)
+@pytest.mark.bug(9, 134, 142)
 def test_metrics_follow_the_ledger_down_to_zero_and_say_nothing_of_who_left() -> None:
     meter, index = Notebook(), PlainIndex()
     index.slots = 1

@@ -116,6 +116,7 @@ async fn a_replica_keeps_its_slot_and_a_freed_one_is_given_again() {
     assert_eq!(slots(&pool), [(0, "a"), (1, "d"), (2, "c")]);
 }
 
+// bug 53
 #[tokio::test]
 async fn another_incarnation_loses_its_facts_and_other_changes_keep_them() {
     let mut bench = bench();
@@ -130,6 +131,7 @@ async fn another_incarnation_loses_its_facts_and_other_changes_keep_them() {
     assert_eq!(index.stats().predicted_facts, 0);
 }
 
+// bug 135
 #[tokio::test]
 async fn a_tokenizer_that_cannot_be_read_makes_the_pool_approximate_and_says_why() {
     let mut bench = bench();
@@ -139,6 +141,7 @@ async fn a_tokenizer_that_cannot_be_read_makes_the_pool_approximate_and_says_why
     assert_eq!(reason, "the tokenizer cannot be used: /nowhere is not there");
 }
 
+// bug 51
 #[tokio::test]
 async fn block_sizes_have_an_index_each_and_go_with_their_last_replica() {
     let mut bench = bench();

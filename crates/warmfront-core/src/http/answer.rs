@@ -166,6 +166,7 @@ mod tests {
     use super::*;
     use crate::error::{MODEL_NOT_FOUND, UPSTREAM_UNREACHABLE};
 
+    // bug 55
     #[test]
     fn each_protocol_gets_its_own_error_event() {
         let event = |shape| error_event(shape, UPSTREAM_UNREACHABLE, "Gone.", 3);

@@ -16,6 +16,9 @@ use tokio::time::{Instant, Sleep};
 
 /// Memory reserved on the word of a `Content-Length`; what comes beyond grows with what really arrives.
 const RESERVE_BYTES_MAX: u64 = 1024 * 1024;
+/// Slowest pace of a whole body, beyond one pause: a client that writes a byte a second keeps its connection for about
+/// the time of one pause, and not for as many seconds as it announced bytes.
+const BYTES_PER_S_MIN: f64 = 1024.0;
 
 /// Why a body could not be read.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
@@ -28,7 +31,7 @@ pub(crate) enum BodyError {
     Broken,
 }
 
-/// Reads `body` to its end. `pause` bounds the time between two pieces.
+/// Reads `body` to its end. `pause` bounds the time between two pieces, and with [`BYTES_PER_S_MIN`] that of them all.
 pub(crate) async fn read<B>(body: B, bytes_max: usize, pause: Duration) -> Result<Bytes, BodyError>
 where
     B: Body<Data = Bytes>,
@@ -40,9 +43,11 @@ where
     let mut body = pin!(body);
     let mut first: Option<Bytes> = None;
     let mut whole = BytesMut::new();
-    while let Some(piece) = next(&mut body, pause).await {
+    let mut length = 0;
+    let mut patience = Patience { pause, since: None };
+    while let Some(piece) = next(&mut body, &mut patience, length).await {
         let piece = piece?;
-        let length = first.as_ref().map_or(whole.len(), Bytes::len) + piece.len();
+        length += piece.len();
         if length > bytes_max {
             return Err(BodyError::TooLarge(bytes_max));
         }
@@ -59,8 +64,29 @@ where
     Ok(first.unwrap_or_else(|| whole.freeze()))
 }
 
-/// The next piece of data, or an error after `pause`. A timer exists only where the piece is not there yet.
-async fn next<B>(body: &mut std::pin::Pin<&mut B>, pause: Duration) -> Option<Result<Bytes, BodyError>>
+/// How long a client may keep us waiting. The clock is read only where it does.
+struct Patience {
+    pause: Duration,
+    /// When we first had to wait.
+    since: Option<Instant>,
+}
+
+impl Patience {
+    /// When to give up on the next piece, after `length` bytes.
+    fn until(&mut self, length: usize) -> Instant {
+        let now = Instant::now();
+        let since = *self.since.get_or_insert(now);
+        let earned = Duration::from_secs_f64(length as f64 / BYTES_PER_S_MIN);
+        (now + self.pause).min(since + self.pause + earned)
+    }
+}
+
+/// The next piece of data, or an error when patience ends. A timer exists only where the piece is not there yet.
+async fn next<B>(
+    body: &mut std::pin::Pin<&mut B>,
+    patience: &mut Patience,
+    length: usize,
+) -> Option<Result<Bytes, BodyError>>
 where
     B: Body<Data = Bytes>,
 {
@@ -71,7 +97,7 @@ where
             if let Poll::Ready(frame) = std::pin::Pin::new(&mut frame).poll(cx) {
                 return Poll::Ready(Ok(frame));
             }
-            let timer = timer.get_or_insert_with(|| Box::pin(tokio::time::sleep_until(Instant::now() + pause)));
+            let timer = timer.get_or_insert_with(|| Box::pin(tokio::time::sleep_until(patience.until(length))));
             timer.as_mut().poll(cx).map(|()| Err(BodyError::Timeout))
         });
         match frame.await {
@@ -124,5 +150,21 @@ mod tests {
         let start = Instant::now();
         assert_eq!(read(silent, 4, PAUSE).await, Err(BodyError::Timeout));
         assert_eq!(start.elapsed(), PAUSE);
+    }
+
+    fn dripping(piece: &'static str) -> impl Body<Data = Bytes> {
+        StreamBody::new(futures_util::stream::unfold((), move |()| async move {
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            Some((Ok::<_, Infallible>(Frame::data(Bytes::from_static(piece.as_bytes()))), ()))
+        }))
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_client_that_writes_a_byte_a_second_is_given_up_and_one_with_a_pace_is_not() {
+        let start = Instant::now();
+        assert_eq!(read(dripping("x"), 1 << 30, PAUSE).await, Err(BodyError::Timeout));
+        assert_eq!(start.elapsed().as_secs(), 60);
+        let steady: &str = Box::leak("x".repeat(2048).into_boxed_str());
+        assert_eq!(read(dripping(steady), 1 << 20, PAUSE).await, Err(BodyError::TooLarge(1 << 20)), "512 s later");
     }
 }

@@ -261,7 +261,7 @@ mod tests {
         headers.iter().map(|(name, value)| (name.as_str(), value.to_str().unwrap())).collect()
     }
 
-    // bugs 61, 66
+    // bug 61, 66
     #[test]
     fn all_end_to_end_headers_reach_the_engine_in_order_and_repeated() {
         let given = headers(&[
@@ -326,6 +326,7 @@ mod tests {
         );
     }
 
+    // bug 62
     #[test]
     fn a_length_that_does_not_measure_the_body_is_dropped() {
         let both = headers(&[("content-length", "3"), ("transfer-encoding", "chunked"), ("x-a", "1")]);

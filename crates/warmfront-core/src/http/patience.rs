@@ -196,8 +196,14 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Patient<S> {
         self.socket.is_write_vectored()
     }
 
+    /// The wait for the next request begins here too: hyper has asked to read while the answer was still being made, and
+    /// does not ask again before something comes. Whenever an answer ends it flushes.
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.socket).poll_flush(cx)
+        std::task::ready!(Pin::new(&mut self.socket).poll_flush(cx))?;
+        match self.wait_for_read(cx) {
+            Poll::Ready(Err(error)) => Poll::Ready(Err(error)),
+            Poll::Ready(Ok(())) | Poll::Pending => Poll::Ready(Ok(())),
+        }
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -276,6 +282,26 @@ mod tests {
         assert!(waited.is_err(), "still waiting");
         drop(serving);
         assert_eq!(read_fails_after(&mut patient).await.1.as_secs(), 75);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_read_that_was_begun_while_serving_fails_when_the_client_is_idle_afterwards() {
+        let (socket, _client) = duplex(64);
+        let busy = Arc::default();
+        let mut patient = Patient::new(socket, Arc::clone(&busy), LIMITS);
+        let serving = Serving::new(&busy);
+        let mut buffer = [0; 16];
+        let mut read = ReadBuf::new(&mut buffer);
+        let polled = std::future::poll_fn(|cx| Poll::Ready(Pin::new(&mut patient).poll_read(cx, &mut read))).await;
+        assert!(polled.is_pending());
+        drop(serving);
+        let start = Instant::now();
+        let failed = std::future::poll_fn(|cx| match Pin::new(&mut patient).poll_flush(cx) {
+            Poll::Ready(Ok(())) => Poll::Pending, // armed: it wakes us by itself
+            flushed => flushed,
+        });
+        assert_eq!(failed.await.unwrap_err().kind(), io::ErrorKind::TimedOut);
+        assert_eq!(start.elapsed().as_secs(), 75);
     }
 
     #[tokio::test(start_paused = true)]

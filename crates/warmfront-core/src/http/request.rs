@@ -325,6 +325,7 @@ mod tests {
         assert!(!reads(Endpoint::Chat, r#"{"messages": [], "echo": true, "top_logprobs": 2}"#));
     }
 
+    // bug 70
     #[test]
     fn absent_and_odd_values_are_left_to_the_engine() {
         let body = read(Endpoint::Chat, r#"{"model":7,"n":"many","stream":null,"messages":"no","temperature":NaN}"#);

@@ -105,6 +105,7 @@ pub(crate) fn model_name(path: &str) -> Option<&str> {
 mod tests {
     use super::*;
 
+    // bug 93
     #[test]
     fn engine_admin_paths_are_not_found() {
         for path in [

@@ -40,8 +40,8 @@ use crate::fleet::TlsOptions;
 use crate::metrics::{Gauge, Metrics};
 
 /// Most bytes read from an engine and not yet handed on, and most of a header. Bounds the memory of a stream whose
-/// client does not read.
-const BUFFER_BYTES_MAX: usize = 64 * 1024;
+/// client does not read: each piece read is also copied behind what waits for the client.
+const BUFFER_BYTES_MAX: usize = 32 * 1024;
 /// Times that a poll looks again because its parts woke one another; then the task is scheduled instead.
 const TURNS_MAX: usize = 8;
 

@@ -303,6 +303,7 @@ fn the_deciding_thread_waits_while_decisions_are_not_picked_up() {
 }
 
 /// Every way a request can go and the one end that it must report; `None`: the router has shed it.
+// bug 9, 11
 #[tokio::test]
 async fn every_path_reports_exactly_one_end() {
     type Path = fn(&Mailbox, &mut InFlight);

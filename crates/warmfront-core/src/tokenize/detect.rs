@@ -296,6 +296,7 @@ mod tests {
         content_format(source, Version::default())
     }
 
+    // bug 155
     #[test]
     fn a_loop_over_the_content_of_a_message_means_parts() {
         for source in [

@@ -191,10 +191,10 @@ fn without_generation_tags(source: &str) -> String {
     let mut out = String::with_capacity(source.len());
     let mut rest = source;
     while let Some(open) = rest.find("{%") {
-        let Some(length) = rest[open..].find("%}") else {
-            break;
+        let Some(length) = rest[open + 2..].find("%}") else {
+            break; // looked for behind the opening, since `{%}` is no tag
         };
-        let tag = &rest[open + 2..open + length];
+        let tag = &rest[open + 2..open + 2 + length];
         let replacement = match tag.trim_matches(['-', '+']).trim() {
             "generation" => tag.replace("generation", "with"),
             "endgeneration" => tag.replace("endgeneration", "endwith"),
@@ -203,7 +203,7 @@ fn without_generation_tags(source: &str) -> String {
         out.push_str(&rest[..open + 2]);
         out.push_str(&replacement);
         out.push_str("%}");
-        rest = &rest[open + length + 2..];
+        rest = &rest[open + 2 + length + 2..];
     }
     out.push_str(rest);
     out
@@ -223,6 +223,7 @@ mod tests {
         compile(source).render(python::value(&json::parse(variables).expect("JSON").0), 0)
     }
 
+    // bug 154
     #[test]
     fn values_print_as_python_prints_them() {
         let variables = r#"{"n":null,"t":true,"f":1.0,"l":["a",1],"m":{"k":"v"}}"#;
@@ -230,6 +231,7 @@ mod tests {
         assert_eq!(text.as_deref(), Ok("None True 1.0 ['a', 1] {'k': 'v'} ['a', 1] |"));
     }
 
+    // bug 153
     #[test]
     fn tojson_keeps_order_and_escapes_no_html() {
         let variables = r#"{"m":{"z":"<ü>","a":[1,2]}}"#;
@@ -248,6 +250,12 @@ mod tests {
     fn generation_blocks_render_their_body() {
         let source = "a\n{%- generation %}\nb\n{% endgeneration -%}\nc";
         assert_eq!(render(source, "{}").as_deref(), Ok("ab\nc"));
+    }
+
+    #[test]
+    fn a_tag_that_closes_at_once_is_an_error_of_the_template() {
+        let midnight: LocalTime = Arc::new(|| CivilTime::of_unix_s(0));
+        assert!(Template::compile("{%}{% endmacro %}", &midnight, Version::default()).is_err());
     }
 
     #[test]

@@ -50,7 +50,7 @@ fn code(answer: &Answer) -> (u16, String) {
     (answer.status, answer.json()["error"]["code"].as_str().unwrap_or_default().to_owned())
 }
 
-// bugs 92, 93, 95, 167
+// bug 92, 93, 95, 167
 #[tokio::test]
 async fn every_path_but_health_and_ready_wants_a_key() {
     let (world, engine, _file) = with_keys(|_| ()).await;
@@ -251,7 +251,7 @@ async fn one_client_has_a_bounded_number_of_requests_running_and_others_are_not_
     client.until("text/event-stream").await;
 }
 
-// bugs 92, 93, 178
+// bug 92, 93, 178
 #[tokio::test]
 async fn an_engines_own_paths_cannot_be_reached_by_any_spelling() {
     let (world, engine) = world(|_| ()).await;
@@ -357,7 +357,7 @@ async fn a_chunked_request_from_a_stranger_is_the_last_on_its_connection() {
     assert_eq!(engine.requests(), 1);
 }
 
-// bugs 61, 62, 63, 65
+// bug 61, 62, 63, 65
 #[tokio::test]
 async fn an_answer_has_one_server_header_one_framing_and_all_its_cookies() {
     let reply = "HTTP/1.1 200 OK\r\nserver: uvicorn\r\nconnection: keep-alive, x-hop\r\nx-hop: 1\r\n\

@@ -80,6 +80,7 @@ async fn deciding_again_is_bounded() {
     assert_eq!(world.events("failed").len(), 3);
 }
 
+// bug 99
 #[tokio::test]
 async fn a_request_that_was_sent_goes_elsewhere_only_by_the_routers_word() {
     let first = Engine::start(|_| Act::SayAndClose(vec![])).await;
@@ -128,7 +129,7 @@ async fn an_idle_connection_that_the_engine_closed_is_not_used() {
     assert_eq!(engine.requests(), 5);
 }
 
-// bugs 54, 55
+// bug 54, 55
 #[tokio::test]
 async fn a_stream_whose_engine_dies_ends_with_an_error_event() {
     for (path, body, event) in [
@@ -182,6 +183,7 @@ async fn a_body_whose_engine_dies_is_cut() {
     world.expect_ends(&["failed"]).await;
 }
 
+// bug 105
 #[tokio::test]
 async fn a_client_that_leaves_while_the_router_decides_cancels_its_request() {
     let engine = Engine::start(|_| Act::Say(json_reply("{}"))).await;
@@ -198,6 +200,7 @@ async fn a_client_that_leaves_while_the_router_decides_cancels_its_request() {
     assert!(world.metrics.render().contains("outcome=\"cancelled\"} 1\n"));
 }
 
+// bug 10, 101
 #[tokio::test]
 async fn a_client_that_leaves_before_the_answer_closes_the_engines_connection() {
     let (world, engine) = World::with(|_| Act::SayAndHang(vec![])).await;
@@ -258,6 +261,7 @@ fn resident_bytes() -> usize {
     statm.split(' ').nth(1).unwrap().parse::<usize>().unwrap() * 4096
 }
 
+// bug 94
 #[tokio::test]
 async fn clients_that_do_not_read_hold_back_their_engines_instead_of_filling_memory() {
     const STREAMS: usize = 64;

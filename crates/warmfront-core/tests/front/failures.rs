@@ -232,7 +232,7 @@ async fn a_request_written_to_a_reused_connection_that_breaks_is_not_sent_again_
     assert_eq!(world.events("failed")[0][8], true, "it may have been worked on");
 }
 
-// bugs 54, 55, 82
+// bug 54, 55, 82
 #[tokio::test]
 async fn the_end_of_the_grace_time_ends_each_stream_with_one_error_event_and_a_clean_end() {
     for (path, body, shape) in [

@@ -14,6 +14,7 @@ async fn refusing(change: impl FnOnce(&mut Options)) -> (World, Engine) {
     (World::start(options).await, engine)
 }
 
+// bug 93
 #[tokio::test]
 async fn unknown_paths_and_wrong_methods_are_refused_in_the_openai_format() {
     let (world, engine) = refusing(|_| ()).await;
@@ -33,6 +34,7 @@ async fn unknown_paths_and_wrong_methods_are_refused_in_the_openai_format() {
     assert_eq!(engine.requests(), 0);
 }
 
+// bug 73, 74
 #[tokio::test]
 async fn bodies_that_are_no_object_and_unknown_models_are_named() {
     let (world, engine) = refusing(|_| ()).await;
@@ -158,6 +160,7 @@ async fn an_engine_that_does_not_begin_to_answer_is_given_up() {
     assert_eq!(engine.requests(), 1);
 }
 
+// bug 138
 #[tokio::test]
 async fn a_stopped_front_ends_its_streams_and_takes_no_new_connections() {
     let pieces = vec![crate::world::SSE_HEAD.as_bytes().to_vec(), crate::world::chunk("data: {}\n\n")];

@@ -156,6 +156,7 @@ async fn answers_without_a_body_or_a_length_end_properly() {
     }
 }
 
+// bug 62
 #[tokio::test]
 async fn a_length_beside_chunks_does_not_cut_the_answer() {
     let (world, _engine) = World::with(|_| {
@@ -169,6 +170,7 @@ async fn a_length_beside_chunks_does_not_cut_the_answer() {
     world.expect_ends(&["finished"]).await;
 }
 
+// bug 75
 #[tokio::test]
 async fn paths_by_load_carry_the_model_of_a_json_body_or_a_form() {
     let (world, engine) = World::with(|_| Act::Say(json_reply("{}"))).await;
@@ -249,6 +251,7 @@ async fn the_backlog_is_shown_in_the_numbers_published_last_without_asking_the_r
     assert!(world.events("asked").is_empty());
 }
 
+// bug 87, 178
 #[tokio::test]
 async fn the_router_shows_its_models_readiness_metrics_and_version() {
     let engine = Engine::start(|_| Act::Say(vec![])).await;

@@ -337,6 +337,7 @@ fn caught_up(last: u64) -> Sequence {
     sequence
 }
 
+// bug 45
 #[test]
 fn a_first_connection_asks_for_the_log_from_its_start() {
     assert_eq!(replays(&Sequence::new(true).take(Input::Connected)), [0]);
