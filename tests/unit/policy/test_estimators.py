@@ -293,6 +293,23 @@ def test_what_load_adds_to_a_step_is_learned_from_the_first_minute() -> None:
     assert added == pytest.approx(5e-8 * 60_000, rel=0.4)
 
 
+def test_expected_steps_stay_near_the_measured_ones_where_requests_and_tokens_come_and_go_together() -> None:
+    rng = random.Random(7)
+    model = DecodeModel(CostConfig())
+    model.grow()
+    worst = 0.0
+    for number in range(3000):  # fills up, stays full, and drains
+        phase = number % 500
+        requests = min(phase, 150) if phase < 300 else max(1, 150 * (500 - phase) // 200)
+        context = requests * (7500.0 + rng.uniform(-200.0, 200.0))
+        step_s = 0.0145 + 4.7e-8 * 7500.0 * min(requests, 100)  # memory holds no more
+        if number > 500 and requests > 5:
+            worst = max(worst, model.seconds(Slot(0), requests, context) / step_s)
+        is_resumed = phase > 200 and rng.random() < 0.1  # a pre-empted answer goes on: one gap of many seconds
+        model.sample(Slot(0), step_s * rng.uniform(0.99, 1.01) * (4.0 if is_resumed else 1.0), requests, context)
+    assert worst < 2.0
+
+
 def sequences() -> Sequences:
     made = Sequences()
     made.grow()
