@@ -167,11 +167,23 @@ def regret(slots: int = 1) -> Regret:
 
 
 def test_evicted_blocks_that_nobody_wants_again_make_evictions_cheap() -> None:
+    useless, precious = regret(), regret()
+    for second in range(40):
+        useless.follow(second, [1000 * second], [0])
+        precious.follow(second, [1000 * second], [900 * second])
+    assert useless.share[0] < 0.1
+    assert precious.share[0] > 0.8
+
+
+def test_no_replica_is_taken_for_more_precious_than_another_by_the_few_documents_it_evicted() -> None:
     made = regret(2)
     for second in range(40):
-        made.follow(second, [1000 * second, 1000 * second], [0, 900 * second])
-    assert made.share[0] < 0.1
-    assert made.share[1] > 0.8
+        made.follow(second, [1000 * second, 1000 * second], [0, 800 * second])
+    assert made.share[0] == made.share[1] == pytest.approx(0.4, abs=0.01)
+    made.reset(Slot(1))
+    for second in range(40, 80):
+        made.follow(second, [1000 * second, 0], [0, 0])
+    assert made.share[1] == made.share[0] < 0.1
 
 
 def test_what_was_evicted_long_ago_is_forgotten() -> None:
