@@ -283,13 +283,13 @@ def test_a_request_for_one_word_does_not_think_that_others_decode_one_word_too()
     assert factor(short, "X") == pytest.approx(factor(usual, "X"))
 
 
-def test_prefill_is_charged_for_the_answers_that_it_stalls_and_not_for_those_of_other_replicas() -> None:
+def test_prefill_is_charged_for_the_answers_that_it_stalls_and_little_for_those_of_other_replicas() -> None:
     world = World(2, policy=PolicyConfig(cost=CostConfig(arrival_weight=0.0)))
-    idle = world.costs(world.new())[1]
     world.load(0, 8, prompt_tokens=160)
-    stalled, other = (world.costs(world.new())[slot] for slot in (0, 1))
-    assert factor(idle, "X") == factor(other, "X") == 1.0
-    assert factor(stalled, "X") == pytest.approx(1.0 + 8 * 2.0 / (200.0 * 0.1))
+    stalled, other = (factor(world.costs(world.new())[slot], "X") for slot in (0, 1))
+    stall = 2.0 / (200.0 * 0.1)  # κ by the targets and the presumed length of an answer
+    assert stalled - other == pytest.approx(stall * 0.75 * 8)
+    assert other == pytest.approx(1.0 + stall * 0.25 * 4)
 
 
 def test_a_first_token_later_than_the_limit_is_not_waited_for_while_the_fleet_has_room() -> None:
