@@ -439,7 +439,7 @@ class CostConfig(Struct, frozen=True, forbid_unknown_fields=True):
     adapters_resident_max: Annotated[int, Meta(ge=1)] = 8
     """Adapters a replica keeps loaded (`--max-loras`, or `--max-cpu-loras` where that is larger)."""
     fleet_mix: Annotated[float, Meta(ge=0, le=1)] = 0.5
-    """Share of the fleet mean in the price of prefill work."""
+    """Share of the fleet mean in the rates of arrivals and work that price prefill."""
     prefill_prior_s: Positive = 110e-6
     """Seconds a prefill token before anything was measured; wrong by up to 2× is harmless."""
     decode_prior_s: Positive = 25e-3

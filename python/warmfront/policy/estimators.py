@@ -83,10 +83,12 @@ class Credit:
 
 
 class Regret:
-    """g: probability that an evicted token is wanted again, by replica.
+    """g: probability that an evicted token is wanted again.
 
     The index counts evictions since the start, and those asked for again. Old ones are forgotten here, or a day of one
-    kind of traffic would decide what the next hour's evictions cost.
+    kind of traffic would decide what the next hour's evictions cost. What is easy to get wrong: counts are kept by
+    replica but tell the same to all. A few long documents are most of what one replica evicts, so its own share is
+    largely chance, and a replica that is taken for too precious stays idle and never learns better.
     """
 
     def __init__(self, config: CostConfig) -> None:
@@ -96,17 +98,17 @@ class Regret:
         self._seen: list[tuple[int, int] | None] = []
         self._followed_s: float | None = None
         self.share: list[float] = []
-        """g by slot."""
+        """g, once for each slot."""
 
     def grow(self) -> None:
         """Add a row."""
         self._counts.append((0.0, 0.0))
         self._seen.append(None)
-        self.share.append(self._prior)
+        self.share.append(self.share[0] if self.share else self._prior)
 
     def reset(self, slot: Slot) -> None:
         """Forget a replica: the slot belongs to another one now."""
-        self._counts[slot], self._seen[slot], self.share[slot] = (0.0, 0.0), None, self._prior
+        self._counts[slot], self._seen[slot] = (0.0, 0.0), None
 
     def follow(self, now_s: float, evicted: list[int], regretted: list[int]) -> None:
         """Take over the counters of the index, at most once in `REGRET_INTERVAL_S`.
@@ -127,12 +129,14 @@ class Regret:
             self._seen[slot] = counters
             if before is not None and before != counters:
                 self._add(slot, counters[0] - before[0], counters[1] - before[1])
+        evictions = self._prior_evictions + sum(count for count, _ in self._counts)
+        regrets = self._prior_evictions * self._prior + sum(count for _, count in self._counts)
+        share = min(1.0, regrets / evictions)
+        self.share = [share] * len(self._counts)
 
     def _add(self, slot: int, evicted: int, regretted: int) -> None:
         total_evicted, total_regretted = self._counts[slot]
         total_evicted, total_regretted = total_evicted + evicted, total_regretted + regretted
-        pseudo = self._prior_evictions
-        self.share[slot] = min(1.0, (total_regretted + self._prior * pseudo) / (total_evicted + pseudo))
         if total_evicted > REGRET_EVICTIONS_MAX:
             total_evicted, total_regretted = 0.5 * total_evicted, 0.5 * total_regretted
         self._counts[slot] = total_evicted, total_regretted

@@ -129,11 +129,12 @@ class Evaluation:
         mix = config.fleet_mix
         mean, own, decay = mix / len(fleet.eligible), 1.0 - mix, fleet.decay() / RATE_WINDOW_S
         stall = config.ttft_target_s / (learned.expected_output_tokens(None) * config.tpot_target_s) / own_weight
-        self.price_base = 1.0 + stall * mean * weight_total
+        # Of a replica that runs nothing
+        self.price_base = 1.0 + stall * prices.STALL_MIX * weight_total / len(fleet.eligible)
         self.arrivals_mean = mean * decay * arrivals
         self.busy_mean = mean * decay * work_s
         self.stall_own, self.own_decay, self.arrival_weight = (
-            stall * own,
+            stall * (1.0 - prices.STALL_MIX),
             own * decay,
             config.arrival_weight / own_weight,
         )

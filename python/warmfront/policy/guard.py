@@ -30,6 +30,8 @@ WEALTH_ALARM = 500.0
 SUSPICION = 0.3
 """Evidence from which blocks are `SUSPECT_SHARE` times shorter, so that the rival is tried more often."""
 SUSPECT_SHARE = 4
+CALM_DOUBLINGS_MAX = 3
+"""Blocks double in size with each that full credit wins in a row, this often: trials are not free."""
 STAKE_MIN, STAKE_MAX = 0.05, 0.75
 """Share of the wealth that a block may win or lose."""
 RESULTS_KEPT = 0.98
@@ -100,6 +102,8 @@ class Guard:
         self._number = self._position = 0
         self._stepped_s = -math.inf
         self._doublings = self._tried = 0
+        self._won = 0
+        """Blocks in a row that full credit won against load alone."""
 
     @property
     def rival(self) -> Rival:
@@ -173,7 +177,9 @@ class Guard:
     def _begin(self, rng: Random) -> _Block:
         """Open a block. Its first decision is never the rival's: it was made before the draw."""
         self._number += 1
-        size = max(2, self._size // SUSPECT_SHARE) if self.credit and self.evidence > SUSPICION else self._size
+        size = self._size << min(CALM_DOUBLINGS_MAX, self._won)
+        if self.credit and self.evidence > SUSPICION:
+            size = max(2, self._size // SUSPECT_SHARE)
         self._position = rng.randrange(1, size)
         is_lowering = self.credit == 1.0 or (self.credit > 0.0 and self._number % 2 == 1)
         block = self._blocks[self._number] = _Block("load" if is_lowering else "cache", size)
@@ -193,6 +199,7 @@ class Guard:
         self._spread_s += 0.05 * (_mean([abs(each) for each in against]) - self._spread_s)
         if block.rival == "load":
             self.gain_s += 0.05 * (-_mean(against) - self.gain_s)
+            self._won = self._won + 1 if self.credit == 1.0 and _mean(against) < 0.0 else 0
         if self.credit > 0.0 and self._lower.value >= WEALTH_ALARM:
             self.alarms += 1
             self._step(-1, now_s)
@@ -208,7 +215,7 @@ class Guard:
         self.credit = CREDITS[max(0, min(len(CREDITS) - 1, level))]
         self._lower, self._raise = Wealth(), Wealth()
         self._blocks.clear()
-        self._stepped_s, self._tried = now_s, 0
+        self._stepped_s, self._tried, self._won = now_s, 0, 0
 
 
 def _mean(values: list[float]) -> float:

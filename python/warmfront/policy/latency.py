@@ -40,6 +40,8 @@ _GAP_VARIANCE = 1.6e-5
 _PRIOR_SPREAD = (0.02, 0.005, 0.005)
 """How wrong the prior may be: seconds a step, a hundred requests, 100,000 tokens. Were the last two less certain, the
 first gaps of a fast engine would be put down to them, and load would look free until there was much of it."""
+_LEAST = (SECONDS_A_STEP_MIN, 0.0, 0.0)
+"""Smallest allowed constants."""
 ASTRAY_MAX = 3
 """Gaps in a row, each too far from the expected one to be believed, after which the expectation is given up."""
 
@@ -197,15 +199,47 @@ class DecodeModel:
         error = max(-bound, min(bound, gap_s - predicted_s))
         self._astray[slot] = self._astray[slot] + 1 if abs(gap_s - predicted_s) > bound else 0
         gain = [entry / scale for entry in product]
-        self.base[slot] = max(SECONDS_A_STEP_MIN, self.base[slot] + gain[0] * error)
-        self.per_request[slot] = max(0.0, self.per_request[slot] + gain[1] * error * _REQUESTS_UNIT)
-        self.per_token[slot] = max(0.0, self.per_token[slot] + gain[2] * error * _TOKENS_UNIT)
-        self._covariance[slot] = _bounded(
-            [[(matrix[row][col] - gain[row] * product[col]) / FORGET for col in range(3)] for row in range(3)]
+        matrix = [[(matrix[row][col] - gain[row] * product[col]) / FORGET for col in range(3)] for row in range(3)]
+        found = _nearest(
+            [
+                self.base[slot] + gain[0] * error,
+                self.per_request[slot] / _REQUESTS_UNIT + gain[1] * error,
+                self.per_token[slot] / _TOKENS_UNIT + gain[2] * error,
+            ],
+            matrix,
         )
+        self.base[slot], self.per_request[slot], self.per_token[slot] = (
+            found[0],
+            found[1] * _REQUESTS_UNIT,
+            found[2] * _TOKENS_UNIT,
+        )
+        self._covariance[slot] = _bounded(matrix)
         if self._astray[slot] > ASTRAY_MAX:
             self._covariance[slot] = _start()
         self.samples += 1
+
+
+def _nearest(found: list[float], matrix: list[list[float]]) -> list[float]:
+    """Return the allowed constants that agree best with what was found, in the unit of the covariance `matrix`.
+
+    Requests and their tokens come and go together, so a gap that is shorter than expected may take a lot from one slope
+    and give nearly as much to the other. Were the first one only cut off at 0, what the other got would stay: the
+    expected gap would move away from the measured one, further with each sample. Here the others follow, as far as the
+    covariance says that they go together.
+    """
+    found, known = found.copy(), [row.copy() for row in matrix]
+    for _ in _LEAST:
+        lacks = [least - value for least, value in zip(_LEAST, found, strict=True)]
+        worst = max(range(3), key=lambda row: lacks[row] / _PRIOR_SPREAD[row])
+        variance = known[worst][worst]
+        if lacks[worst] <= 0.0 or variance <= 0.0:
+            break
+        shares = [row[worst] / variance for row in known]
+        found = [value + share * lacks[worst] for value, share in zip(found, shares, strict=True)]
+        known = [
+            [known[row][col] - shares[row] * variance * shares[col] for col in range(3)] for row in range(3)
+        ]  # what stays uncertain once this one is known
+    return [max(least, value) for least, value in zip(_LEAST, found, strict=True)]
 
 
 def _start() -> list[list[float]]:

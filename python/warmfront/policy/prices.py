@@ -10,6 +10,9 @@ from msgspec import Struct
 from warmfront.policy.base import ReplicaCost, Term
 from warmfront.types import Request, Slot
 
+STALL_MIX = 0.25
+"""Share of the fleet mean in the answers that a prefill stalls: most of them run where it goes, but not all run still
+when it begins."""
 TIE_S = 1e-3
 """Costs this close are equal: the emptier memory wins, then the hash of the prefix."""
 SESSION_MARGIN = 0.1

@@ -119,14 +119,32 @@ def test_each_relapse_makes_the_next_untested_step_wait_longer() -> None:
 
 
 def test_one_decision_of_a_block_is_the_rivals_at_a_drawn_position() -> None:
-    stream = Stream(6, share=0.01)
+    guard, draws = Guard(GuardConfig(share=0.01), scale_s=2.0), Random(6)
     positions: list[int] = []
     for decision in range(10_000):
-        if stream.guard.is_rivals_turn:
+        if guard.is_rivals_turn:
             positions.append(decision % 100)
-        stream.decide(good, good)
-    assert stream.guard.rivals == len(positions) == 100
+        guard.entered(draws)
+    assert guard.rivals == len(positions) == 100
     assert len(set(positions)) > 50
+
+
+def test_a_rule_that_wins_is_challenged_less_often_until_it_loses() -> None:
+    guard, draws = Guard(GuardConfig(share=0.1), scale_s=2.0), Random(8)
+
+    def rivals(decisions: int, regret_s: float) -> int:
+        before = guard.rivals
+        for _ in range(decisions):
+            by_rival = guard.is_rivals_turn
+            number = guard.entered(draws)
+            guard.ended(number, 0.0, by_rival=by_rival, regret_s=0.0 if by_rival else regret_s, cost_s=1.0)
+        return guard.rivals - before
+
+    assert rivals(20, 0.0) == 2
+    rivals(600, -0.5)
+    assert 9 <= rivals(800, -0.5) <= 11  # one in eighty
+    rivals(160, 0.01)
+    assert 9 <= rivals(100, 0.01) <= 11
 
 
 def test_the_same_seed_gives_the_same_course() -> None:
@@ -161,7 +179,7 @@ def test_unknown_outcomes_are_left_out_of_their_block() -> None:
 
 def test_the_measured_gain_is_the_difference_between_both_rules() -> None:
     guard, rng = Guard(GuardConfig(share=0.1), scale_s=2.0), Random(10)
-    for _ in range(5000):
+    for _ in range(20_000):
         challenged = guard.is_rivals_turn
         number = guard.entered(rng)
         guard.ended(number, 0.0, by_rival=challenged, regret_s=1.5 if challenged else 0.5, cost_s=2.0)

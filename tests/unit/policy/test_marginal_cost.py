@@ -52,7 +52,7 @@ def test_a_little_work_does_not_drive_a_request_from_its_warm_replica() -> None:
 def test_siblings_of_a_burst_stay_together_on_a_fleet_that_decodes() -> None:
     world = World(2)
     for slot in (0, 1):
-        world.load(slot, 4, prompt_tokens=160)
+        world.load(slot, 16, prompt_tokens=160)
     slots = {world.slot(prefix_key=PREFIX, prompt_tokens=3200) for _ in range(8)}
     assert len(slots) == 1
 
@@ -288,6 +288,15 @@ def test_a_request_for_one_word_does_not_think_that_others_decode_one_word_too()
     short = world.costs(world.new(output_tokens_max=1))[0]
     usual = world.costs(world.new(output_tokens_max=None))[0]
     assert factor(short, "X") == pytest.approx(factor(usual, "X"))
+
+
+def test_prefill_is_charged_for_the_answers_that_it_stalls_and_little_for_those_of_other_replicas() -> None:
+    world = World(2, policy=PolicyConfig(cost=CostConfig(arrival_weight=0.0)))
+    world.load(0, 8, prompt_tokens=160)
+    stalled, other = (factor(world.costs(world.new())[slot], "X") for slot in (0, 1))
+    stall = 2.0 / (200.0 * 0.1)  # κ by the targets and the presumed length of an answer
+    assert stalled - other == pytest.approx(stall * 0.75 * 8)
+    assert other == pytest.approx(1.0 + stall * 0.25 * 4)
 
 
 def test_a_first_token_later_than_the_limit_is_not_waited_for_while_the_fleet_has_room() -> None:
