@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 CARGO_TARGET_DIR ?= target
 export CARGO_TARGET_DIR
 
-.PHONY: help build demo test test-fast fuzz check bench lab docs clean
+.PHONY: help build demo test test-fast fuzz check bench lab faults soak docs clean
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -58,6 +58,12 @@ bench: build ## Measure against the peers and render docs/reference/benchmarks.m
 
 lab: build ## Run every policy in every regime and render docs/explanation/regimes.md (LAB="--only chat --estimate")
 	$(BIN)/python -m warmfront.lab.page $(LAB)
+
+faults: build ## Break real fleets, ours and the peers', and render docs/reference/faults.md
+	$(BIN)/python benchmarks/fault_suite.py run
+
+soak: build ## 200,000 requests while engines die, stop and come back: nothing lost, nothing done twice
+	$(BIN)/python benchmarks/soak.py
 
 docs: build ## Render the generated pages
 	$(BIN)/python scripts/docs.py

@@ -8,6 +8,7 @@ import os
 import click
 
 from warmfront.errors import ConfigError
+from warmfront.obs import logs
 from warmfront.sim.engine import EngineConfig
 from warmfront.sim.latency import PRESETS, preset
 from warmfront.sim.server.app import ServedModel, ServerOptions
@@ -63,6 +64,7 @@ POSITIVE = click.IntRange(min=1)
 )
 @click.option("--prompt-tokens-details/--no-prompt-tokens-details", default=True, show_default=True,
               help="Tell cached tokens in usage.")  # fmt: skip
+@click.option("--enable-log-requests", "logs_requests", is_flag=True, help="Log the id of every request taken.")
 @click.option("--seed", default=0, show_default=True, help="Seed of the made-up answers.")
 @click.option("--hash-seed", help="Seed of the block hashes; default: random in each process.")
 def command(
@@ -84,6 +86,7 @@ def command(
     kv_events_topic: str,
     kv_events_buffer_steps: int,
     prompt_tokens_details: bool,
+    logs_requests: bool,
     seed: int,
     hash_seed: str | None,
 ) -> None:
@@ -116,6 +119,7 @@ def command(
         options=ServerOptions(
             queued_requests_max=max_num_queued_reqs,
             prompt_tokens_details=prompt_tokens_details,
+            logs_requests=logs_requests,
             seed=seed,
             hash_seed=os.urandom(16) if hash_seed is None else hash_seed.encode()[:64],
         ),
@@ -123,6 +127,8 @@ def command(
         port=port,
         events=events if kv_events else None,
     )
+    if logs_requests:
+        logs.configure("info")
     try:
         asyncio.run(serve_until_signal(service, click.echo))
     except (OSError, EventSocketError) as error:

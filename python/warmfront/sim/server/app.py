@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -26,6 +27,8 @@ from warmfront.sim.server.publisher import KvPublisher
 from warmfront.sim.server.responses import Responses
 from warmfront.sim.server.runner import Runner
 from warmfront.sim.tokens import MODEL_DIRECTORY, BuiltinTokenizer, render
+
+log = logging.getLogger(__name__)
 
 VERSION = "0.32.0"
 """The vLLM version whose surface this follows; `GET /version` answers it so that routers pick the right rules."""
@@ -63,6 +66,8 @@ class ServerOptions:
     """503 beyond this many waiting sequences; unbounded when absent."""
     prompt_tokens_details: bool = True
     """Tell cached tokens in `usage`. Off by default in vLLM; on here, where they are the point."""
+    logs_requests: bool = False
+    """A line for each request that is taken, with its id."""
     seed: int = 0
     hash_seed: bytes = b""
 
@@ -134,6 +139,8 @@ class EngineServer:
             job, adapter = self._job(dialect, body, request.headers.get("X-Request-Id"))
             self._check_room(len(job.choices))
             output = Output(dialect, job, self.metrics, self._texts)
+            if self._options.logs_requests:
+                log.info("request %s taken", job.id)
             try:
                 self._submit(output, body, adapter, request.headers.get("X-Session-ID"))
                 if job.stream:

@@ -1,0 +1,1 @@
+"""Faults of real fleets, made on purpose, on real processes and on virtual time."""
