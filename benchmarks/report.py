@@ -63,7 +63,7 @@ that never repeats. The engines publish no KV events, so warmfront's index lives
 mock engines of its own; one output token is asked for, so that decoding costs it next to nothing.
 
 Streams: 200 events each, flat out or one every {pace_ms} ms with phases spread; clients that never read are offered
-17 MB each, more than passes in the time. For the time to the first byte 250 streams of 4 s begin a second, each at a
+17 MB each, in a window three times as long. For the time to the first byte 250 streams of 4 s begin a second, each at a
 random point of its own 4 ms, over connections that are kept; the measurement begins when 1,000 are in progress."""
 
 

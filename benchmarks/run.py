@@ -42,8 +42,11 @@ SIZES = {"1 KB": 1024, "16 KB": 16 * 1024, "400 KB": 400 * 1024}
 SHARED = 0.8
 CONNECTIONS = 16
 PACE_MS = 20
-SILENT_STREAMS = 512
-"""Enough for a figure a stream; few enough that a router that buffers without bound shows it within seconds."""
+SILENT_STREAMS = 256
+"""Enough that what they hold stands out from what an allocator keeps; few enough that a router that buffers without
+bound fills far more than the target within the window."""
+SILENT_WINDOWS = 3
+"""How many windows long it is."""
 SETTLING_STREAMS = 32
 SILENT_EVENTS = 100_000
 """Events an upstream would send to a client that never reads: 17 MB a stream when nothing stops it."""
@@ -223,10 +226,13 @@ class Bench:
                 upstream(self.binary("upstream"), flags) as servers,
                 running(contender, self._place(servers)) as started,
             ):
+                times = self.times
                 if not case.reads:
                     self._settle(started)
+                    times = times._replace(window_s=SILENT_WINDOWS * times.window_s)
                 load = ["--connections", str(case.streams), "--reads", "true" if case.reads else "false"]
-                measured = self._drive("sse", started.port, started.pid, [*load, "--seed", str(number + 1)])
+                load += ["--seed", str(number + 1)]
+                measured = self._drive("sse", started.port, started.pid, load, times)
                 yield {"contender": contender.name, "case": case.name, "round": number, **measured}
 
     def _settle(self, started: Started) -> None:
