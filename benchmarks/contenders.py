@@ -37,6 +37,8 @@ REST_TIMEOUT_S = 60.0
 REST_WINDOW_S = 1.0
 REST_SHARE = 0.1
 """Share of a core below which a router is at rest."""
+REST_MEMORY_SHARE = 0.99
+"""A router whose memory shrinks below this share within a second still gives memory back."""
 END_TIMEOUT_S = 15.0
 INSTALL_TIMEOUT_S = 1200.0
 POLL_S = 0.1
@@ -153,36 +155,45 @@ def running(contender: Contender, place: Place) -> Iterator[Started]:
         log = place.folder / f"{contender.name}.log"
         process = stack.enter_context(_process(contender.command(place), ROUTER_CORE, log, variables))
         _wait_for_answer(contender.name, process, place.port, log)
-        _wait_for_rest(process.pid)
+        wait_for_rest(process.pid)
         yield Started(place.port, process.pid)
 
 
-def _wait_for_rest(session: int) -> None:
+def wait_for_rest(session: int) -> None:
     """Block until the processes of a session are nearly idle: what a router does to start is no part of the figures.
 
-    Reading a tokenizer, for example, takes seconds of a core and goes on after the first answer.
+    Reading a tokenizer, for example, takes seconds of a core and goes on after the first answer, and an allocator gives
+    memory back a while after it was freed.
     """
     deadline = time.monotonic() + REST_TIMEOUT_S
-    before = _ticks(session)
+    before = _used(session)
     while time.monotonic() < deadline:
         time.sleep(REST_WINDOW_S)
-        now = _ticks(session)
-        if (now - before) / os.sysconf("SC_CLK_TCK") < REST_SHARE * REST_WINDOW_S:
+        now = _used(session)
+        is_idle = now.cpu_s - before.cpu_s < REST_SHARE * REST_WINDOW_S
+        if is_idle and now.resident_pages > before.resident_pages * REST_MEMORY_SHARE:
             return
         before = now
 
 
-def _ticks(session: int) -> int:
-    """Clock ticks that the living processes of a session have used."""
-    total = 0
+class Used(NamedTuple):
+    """What the living processes of a session have used so far, and hold now."""
+
+    cpu_s: float
+    resident_pages: int
+
+
+def _used(session: int) -> Used:
+    ticks = pages = 0
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
             fields = path.read_text().rpartition(")")[2].split()
         except OSError:
             continue  # it has just ended
         if int(fields[3]) == session:
-            total += int(fields[11]) + int(fields[12])
-    return total
+            ticks += int(fields[11]) + int(fields[12])
+            pages += int(fields[21])
+    return Used(ticks / os.sysconf("SC_CLK_TCK"), pages)
 
 
 @contextmanager

@@ -1,31 +1,35 @@
 """How long a decision takes. Prints one JSON line per figure; the overlap lookup is a stub.
 
-Run: `python benchmarks/decision_bench.py [--replicas 8 64 512] [--policy marginal_cost]`. Compare ratios of one run.
+Run: `python benchmarks/decision_bench.py [--replicas 8 64 512] [--policy marginal_cost]`.
+
+What one would get wrong: comparing figures of two runs of a loaded machine. What else it does can only add to a time,
+so the minimum is nearest to what the decision costs; the median tells what a router on that machine would have seen.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import statistics
+import sys
 import time
 from collections.abc import Callable
 
+from places import ROOT
+
+sys.path.insert(0, str(ROOT / "tests"))  # for the one description of a small fleet and its requests
+from support.routing import BLOCK, fleet, replica, request
 from warmfront.config import PolicyConfig, RouterConfig
 from warmfront.router import Router
 from warmfront.types import (
     Arrived,
     Dispatch,
-    EventState,
     Finished,
     FirstToken,
     FleetChanged,
-    FleetState,
     Overlap,
-    PoolState,
-    ReplicaState,
-    ReplicaUpdate,
     Request,
     RequestId,
     Slot,
@@ -34,6 +38,10 @@ from warmfront.types import (
 
 WARM_SHARE = 8
 """One replica in so many holds part of the prompt."""
+IN_FLIGHT = 8
+"""Requests that every replica serves meanwhile, on average."""
+PROMPT_TOKENS = 4000
+OUTPUT_TOKENS = 200
 
 
 class StubIndex:
@@ -69,71 +77,49 @@ class Bench:
     """A router with requests in flight everywhere."""
 
     def __init__(self, replicas: int, policy: str, seed: int) -> None:
-        rng = random.Random(seed)
+        self.rng = random.Random(seed)
         config = RouterConfig(policy=PolicyConfig(name=policy, seed=seed))
-        self.router = Router(config, StubIndex(replicas, rng))
-        states = [
-            ReplicaState(
-                Slot(slot),
-                ReplicaUpdate(
-                    id=f"http://10.0.0.{slot}:8000",
-                    url=f"http://10.0.0.{slot}:8000",
-                    rank=None,
-                    engine="vllm",
-                    ready=True,
-                    block_size=16,
-                    capacity_tokens=400_000,
-                ),
-                EventState(state="live"),
-            )
-            for slot in range(replicas)
-        ]
-        self.router.step([FleetChanged(0.0, FleetState(1, [PoolState("m", {"m": None}, "exact", None, states)]))])
-        self.rng = rng
+        self.router = Router(config, StubIndex(replicas, self.rng))
+        states = [replica(slot, capacity_tokens=400_000) for slot in range(replicas)]
+        self.router.step([FleetChanged(0.0, fleet(states))])
         self.now_s = 0.0
         self.number = 0
-        for _ in range(replicas * 8):
-            dispatch = self.arrive(tokens=rng.randrange(200, 6000))
+        for _ in range(replicas * IN_FLIGHT):
+            dispatch = self.decide(self.next(prompt_tokens=self.rng.randrange(200, 6000)))
             self.router.step([FirstToken(dispatch.id, self.now_s, dispatch.choices[0].slot)])
 
-    def arrive(self, tokens: int = 4000) -> Dispatch:
+    def next(self, prompt_tokens: int = PROMPT_TOKENS) -> Request:
         self.number += 1
         self.now_s += 0.001
-        request = Request(
-            id=RequestId(self.number),
+        return request(
+            self.number,
             time_s=self.now_s,
-            pool="m",
-            model="m",
-            adapter=None,
-            flow="",
-            priority=0,
-            route="prefix",
-            basis="tokens",
-            prompt_tokens=tokens,
-            blocks=tokens // 16,
+            prompt_tokens=prompt_tokens,
+            blocks=prompt_tokens // BLOCK,
             turn=self.number % 5,
             output_tokens_max=256,
             affinity_key=self.number % 97,
             prefix_key=self.rng.getrandbits(64),
-            stream=True,
-            fallback=None,
         )
-        (command,) = self.router.step([Arrived(request)])
-        assert isinstance(command, Dispatch)
-        return command
+
+    def decide(self, arrived: Request) -> Dispatch:
+        commands = self.router.step([Arrived(arrived)])
+        (dispatch,) = [command for command in commands if isinstance(command, Dispatch)]
+        return dispatch
 
     def finish(self, dispatch: Dispatch) -> None:
-        slot = dispatch.choices[0].slot
-        usage = Usage(prompt_tokens=4000, cached_tokens=dispatch.choices[0].cached_tokens, output_tokens=200)
-        self.router.step([FirstToken(dispatch.id, self.now_s, slot)])
-        self.router.step([Finished(dispatch.id, self.now_s, slot, 200, usage, 200)])
+        choice = dispatch.choices[0]
+        usage = Usage(prompt_tokens=PROMPT_TOKENS, cached_tokens=choice.cached_tokens, output_tokens=OUTPUT_TOKENS)
+        self.router.step([FirstToken(dispatch.id, self.now_s, choice.slot)])
+        self.router.step([Finished(dispatch.id, self.now_s, choice.slot, 200, usage, OUTPUT_TOKENS)])
 
     def decision_us(self, rounds: int) -> list[float]:
         """Arrival to dispatch, with the end of the request outside the measurement."""
         times = []
         for _ in range(rounds):
+            arrived = self.next()
             start = time.perf_counter()
-            dispatch = self.arrive()
+            dispatch = self.decide(arrived)
             times.append((time.perf_counter() - start) * 1e6)
             self.finish(dispatch)
         return times
@@ -142,8 +128,9 @@ class Bench:
         """Arrival, first token and end."""
         times = []
         for _ in range(rounds):
+            arrived = self.next()
             start = time.perf_counter()
-            self.finish(self.arrive())
+            self.finish(self.decide(arrived))
             times.append((time.perf_counter() - start) * 1e6)
         return times
 
@@ -164,7 +151,7 @@ def report(name: str, replicas: int, policy: str, measure: Callable[[int], list[
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--replicas", type=int, nargs="*", default=[8, 64, 256, 512])
     parser.add_argument("--policy", nargs="*", default=["marginal_cost"])
     parser.add_argument("--rounds", type=int, default=2000)
@@ -175,6 +162,8 @@ def main() -> None:
             bench = Bench(replicas, policy, options.seed)
             report("decision", replicas, policy, bench.decision_us, options.rounds)
             report("request_life", replicas, policy, bench.life_us, options.rounds)
+    load = f"load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores"
+    print(f"{load}; times under load are not comparable: compare minima, or ratios of one run", file=sys.stderr)
 
 
 if __name__ == "__main__":

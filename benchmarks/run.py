@@ -3,8 +3,8 @@
 `make bench` runs this and then `report.py`. Contenders take turns in rounds, so that a slow minute of the machine hits
 all of them; each figure is kept, none is averaged here.
 
-    python benchmarks/run.py            all contenders, three rounds, about 20 minutes
-    python benchmarks/run.py --quick    warmfront and the index alone, under a minute
+    python benchmarks/run.py            all contenders, three rounds, about 35 minutes
+    python benchmarks/run.py --quick    warmfront and the index alone, about two minutes
 """
 
 from __future__ import annotations
@@ -20,7 +20,19 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from contenders import CONTENDERS, HARNESS_CORE, MODEL, Contender, Place, model_folder, running, upstream
+from contenders import (
+    CONTENDERS,
+    HARNESS_CORE,
+    MODEL,
+    Contender,
+    Place,
+    Started,
+    model_folder,
+    running,
+    upstream,
+    wait_for_rest,
+)
+from first_bytes import LEGS
 from places import RESULTS, ROOT, TARGET
 from ports import free_ports
 
@@ -30,10 +42,18 @@ SIZES = {"1 KB": 1024, "16 KB": 16 * 1024, "400 KB": 400 * 1024}
 SHARED = 0.8
 CONNECTIONS = 16
 PACE_MS = 20
-SILENT_STREAMS = 16
-"""Few, so that a router that buffers without bound shows it within seconds."""
+SILENT_STREAMS = 256
+"""Enough that what they hold stands out from what an allocator keeps; few enough that a router that buffers without
+bound fills far more than the target within the window."""
+SILENT_WINDOWS = 3
+"""How many windows long it is."""
+SETTLING_STREAMS = 32
 SILENT_EVENTS = 100_000
 """Events an upstream would send to a client that never reads: 17 MB a stream when nothing stops it."""
+STEADY_STREAMS = 1000
+STEADY_EVENTS = 200
+STREAM_S = STEADY_EVENTS * PACE_MS / 1000
+"""How long one stream lasts, and so how long it takes until as many end as begin."""
 
 
 class Times(NamedTuple):
@@ -80,6 +100,7 @@ def main() -> int:
     results["requests"] = list(each_round(contenders, times, bench.requests, failures))
     streaming = [contender for contender in contenders if contender.relays]
     results["streams"] = list(each_round(streaming, times, bench.streams, failures))
+    results["first_bytes"] = list(each_round(streaming, times, bench.first_bytes, failures))
     (folder / "benchmarks.json").write_text(json.dumps(results, indent=1) + "\n")
     for failure in failures:
         print(failure, file=sys.stderr)
@@ -205,18 +226,45 @@ class Bench:
                 upstream(self.binary("upstream"), flags) as servers,
                 running(contender, self._place(servers)) as started,
             ):
+                times = self.times
+                if not case.reads:
+                    self._settle(started)
+                    times = times._replace(window_s=SILENT_WINDOWS * times.window_s)
                 load = ["--connections", str(case.streams), "--reads", "true" if case.reads else "false"]
-                measured = self._drive("sse", started.port, started.pid, [*load, "--seed", str(number + 1)])
+                load += ["--seed", str(number + 1)]
+                measured = self._drive("sse", started.port, started.pid, load, times)
                 yield {"contender": contender.name, "case": case.name, "round": number, **measured}
+
+    def _settle(self, started: Started) -> None:
+        """Let a router serve ordinary streams and come to rest, before its memory is compared with that at rest.
+
+        Memory that was freed at start may stay resident until then and hide what silent streams hold, and more.
+        """
+        self._drive("sse", started.port, started.pid, ["--connections", str(SETTLING_STREAMS)])
+        wait_for_rest(started.pid)
+
+    def first_bytes(self, contender: Contender, number: int) -> Iterator[dict[str, Any]]:
+        """Measure streams that begin at a steady rate: directly, through the router, and directly again."""
+        flags = ["--stream", "true", "--eager", "true", "--pace-ms", str(PACE_MS), "--events", str(STEADY_EVENTS)]
+        load = ["--arrivals-per-s", str(STEADY_STREAMS / STREAM_S), "--connections", str(2 * STEADY_STREAMS)]
+        times = self.times._replace(warmup_s=STREAM_S + self.times.warmup_s)
+        with upstream(self.binary("upstream"), flags) as servers, running(contender, self._place(servers)) as started:
+            for leg, port in zip(LEGS, (servers[0], started.port, servers[0]), strict=True):
+                seed = ["--seed", str(number + 1)]
+                measured = self._drive("sse", port, started.pid, [*load, *seed], times)
+                yield {"contender": contender.name, "leg": leg, "round": number, **measured}
 
     def _place(self, servers: list[int]) -> Place:
         port, side_port = free_ports(2)
         return Place(port, side_port, servers, self.folder, self.tokenizer)
 
-    def _drive(self, program: str, port: int, pid: int, flags: Sequence[str]) -> dict[str, Any]:
-        times = ["--warmup-s", str(self.times.warmup_s), "--window-s", str(self.times.window_s)]
+    def _drive(
+        self, program: str, port: int, pid: int, flags: Sequence[str], times: Times | None = None
+    ) -> dict[str, Any]:
+        lasting = times or self.times
+        window = ["--warmup-s", str(lasting.warmup_s), "--window-s", str(lasting.window_s)]
         target = ["--target", f"127.0.0.1:{port}", "--pid", str(pid), "--model", MODEL]
-        command = ["taskset", "-c", str(HARNESS_CORE), str(self.binary(program)), *target, *times, *flags]
+        command = ["taskset", "-c", str(HARNESS_CORE), str(self.binary(program)), *target, *window, *flags]
         done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=RUN_TIMEOUT_S)
         measured: dict[str, Any] = json.loads(done.stdout)
         return measured

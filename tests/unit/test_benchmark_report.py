@@ -91,3 +91,100 @@ def test_index_targets_look_at_the_slowest_case(report: ModuleType) -> None:
     assert verdict(report, measured, "stored blocks").met is False
     assert verdict(report, measured, "lookup of").met is True
     assert verdict(report, measured, "resident memory").met is True
+
+
+def leg(name: str, p99_ms: float, contender: str = "warmfront", number: int = 0, **fields: Any) -> dict[str, Any]:
+    times = {"first_byte_p50_ms": p99_ms / 2, "first_byte_p99_ms": p99_ms, "first_event_p99_ms": p99_ms + 0.5}
+    row = {"contender": contender, "leg": name, "round": number, "refused": 0, "broken": 0, "unsent": 0, "waiting": 0}
+    return {**row, **times, "open_mean": 1000.0, "cpu_s": 2.5, "window_s": 5.0, **fields}
+
+
+def legs(before_ms: float, relayed_ms: float, after_ms: float, **fields: Any) -> list[dict[str, Any]]:
+    return [
+        leg("direct before", before_ms, **fields),
+        leg("relayed", relayed_ms, **fields),
+        leg("direct after", after_ms, **fields),
+    ]
+
+
+def silent_row(kib: float, **fields: Any) -> dict[str, Any]:
+    row = {"contender": "warmfront", "case": "clients that never read", "streams": 256, "refused": 0, "broken": 0}
+    return {**row, "resident_bytes_a_stream": kib * 1024, "resident_bytes_max": 2**28, **fields}
+
+
+def decision_row(replicas: int, min_us: float, bench: str = "decision") -> dict[str, Any]:
+    times = {"min_us": min_us, "median_us": 2 * min_us, "p99_us": 3 * min_us, "rounds": 10}
+    return {"bench": bench, "policy": "marginal_cost", "replicas": replicas, **times}
+
+
+def test_added_time_is_the_relayed_run_less_the_mean_of_the_direct_ones(report: ModuleType) -> None:
+    measured = {**results(), "first_bytes": legs(1.0, 5.0, 3.0)}
+    held = verdict(report, measured, "added time to the first byte")
+    assert (held.met, held.measured) == (True, "3.0 ms, 3.0 ms")
+    assert "| warmfront | 1.50 | 3.00 | 3.00 | 5.00 | 1.00, 3.00 | 1,000 | 50% |  |" in report.render(measured)
+
+
+def test_added_time_is_the_median_of_the_rounds_at_the_bound_missed(report: ModuleType) -> None:
+    rounds = [row for number, p99_ms in enumerate((2.0, 6.0, 90.0)) for row in legs(1.0, p99_ms, 1.0, number=number)]
+    held = verdict(report, {**results(), "first_bytes": rounds}, "added time to the first byte")
+    assert (held.met, held.measured) == (False, "5.0 ms, 5.0 ms")
+
+
+def test_a_late_first_event_misses_the_target_of_the_first_byte(report: ModuleType) -> None:
+    rows = legs(1.0, 2.0, 1.0)
+    rows[1]["first_event_p99_ms"] = 30.0
+    assert verdict(report, {**results(), "first_bytes": rows}, "added time to the first byte").met is False
+
+
+def test_a_round_without_its_second_direct_run_is_no_measurement(report: ModuleType) -> None:
+    measured = {**results(), "first_bytes": legs(1.0, 2.0, 1.0)[:2]}
+    assert verdict(report, measured, "added time to the first byte").met is None
+    assert "not measured in one piece" in report.render(measured)
+
+
+@pytest.mark.parametrize("trouble", ["refused", "broken", "unsent", "waiting"])
+def test_unanswered_streams_miss_the_target_of_the_first_byte(report: ModuleType, trouble: str) -> None:
+    rows = legs(1.0, 2.0, 1.0)
+    rows[1][trouble] = 7
+    measured = {**results(), "first_bytes": rows}
+    assert verdict(report, measured, "added time to the first byte").met is False
+    assert f"7 {trouble}" in report.render(measured)
+
+
+def test_noise_above_what_was_added_is_pointed_out(report: ModuleType) -> None:
+    noisy, quiet = legs(1.0, 5.0, 8.0), legs(1.0, 2.0, 1.1)
+    remark = "the direct runs differ by more than was added"
+    assert remark in report.render({**results(), "first_bytes": noisy})
+    assert remark not in report.render({**results(), "first_bytes": quiet})
+
+
+def test_figures_of_an_earlier_run_without_first_bytes_still_render(report: ModuleType) -> None:
+    page = report.render(results())
+    assert "## Time to the first byte" not in page
+    assert (
+        "added time to the first byte and event, 1,000 paced streams: p99 under 5 ms | warmfront not measured" in page
+    )
+
+
+@pytest.mark.parametrize(("kib", "met"), [(256.0, True), (257.0, False)])
+def test_a_stream_that_is_never_read_may_cost_256_kib(report: ModuleType, kib: float, met: bool) -> None:
+    measured = results()
+    measured["streams"] = [silent_row(kib)]
+    held = verdict(report, measured, "memory a stream")
+    assert (held.met, held.target) == (met, "memory a stream whose client never reads: at most 256 KiB")
+    assert f"| warmfront | 256 | 256 | {kib:.0f} |  |" in report.render(measured)
+
+
+def test_refused_streams_cost_nothing_and_prove_nothing(report: ModuleType) -> None:
+    measured = results()
+    measured["streams"] = [silent_row(0.0, refused=256)]
+    assert verdict(report, measured, "memory a stream").met is False
+
+
+def test_the_fastest_round_of_a_decision_counts(report: ModuleType) -> None:
+    measured = results()
+    measured["decision"] = [decision_row(64, 130.0), decision_row(64, 99.9), decision_row(512, 400.0)]
+    measured["decision"] += [decision_row(512, 10.0, bench="request_life")]
+    assert verdict(report, measured, "decision over 64").met is True
+    held = verdict(report, measured, "decision over 512")
+    assert (held.met, held.measured) == (False, "400.0 µs in the fastest round")

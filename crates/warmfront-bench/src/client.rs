@@ -1,27 +1,42 @@
-//! A closed loop of keep-alive connections: each sends its next request when its last answer is complete.
+//! Keep-alive connections that send requests: a closed loop, or an open one at a steady rate.
 //!
-//! CPU and memory of the router are read at the start and the end of the measured window; the time before the window
-//! warms caches and connections up and is counted nowhere.
+//! In a closed loop each connection sends its next request when its last answer is complete. In an open loop requests
+//! leave when they are due, whatever the answers do, so that a slow router cannot slow down its own load. CPU and memory
+//! of the router are read at the start and the end of the measured window; the time before the window warms caches and
+//! connections up and is counted nowhere.
 
-use std::io::{self, Read, Write};
+use std::io;
+use std::mem;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use mio::net::TcpStream;
-use mio::{Events, Interest, Poll, Token};
+use mio::{Events, Poll};
 
-use crate::http::{self, Part, Reader, Side};
+use crate::connection::{Connection, Got};
 use crate::process::{self, Usage};
+use crate::samples::push;
+use crate::schedule::Schedule;
 
 const READ_BYTES: usize = 256 * 1024;
 const EVENTS_MAX: usize = 1024;
-/// Bound on kept latency samples; later ones are dropped.
-const SAMPLES_MAX: usize = 8_000_000;
 const POLL_MAX: Duration = Duration::from_millis(50);
+/// How long an open loop waits after the window for the first events of what it sent.
+const GRACE: Duration = Duration::from_secs(2);
+
+/// When requests leave.
+#[derive(Clone, Copy, Debug)]
+pub enum Departures {
+    /// A closed loop: every connection always has one request.
+    OnAnswer,
+    /// An open loop: each request takes an idle connection, or opens one while there are fewer than the plan allows.
+    Steady { per_s: f64, seed: u64 },
+}
 
 /// What to run.
 pub struct Plan {
     pub target: SocketAddr,
+    pub departures: Departures,
+    /// Connections of a closed loop; the most that an open loop opens.
     pub connections: usize,
     pub warmup: Duration,
     pub window: Duration,
@@ -35,17 +50,29 @@ pub struct Plan {
 #[derive(Debug, Default)]
 pub struct Tally {
     pub requests: u64,
-    /// Answers with a status other than 2xx.
+    /// Answers with a status other than 2xx; without reading, those that do not begin with one.
     pub refused: u64,
     /// Connections that broke or sent nonsense.
     pub broken: u64,
+    /// Requests of an open loop that were due while no connection was free.
+    pub unsent: u64,
+    /// Requests of an open loop that had no byte of their answer a while after the window.
+    pub waiting: u64,
     /// Server-sent events, counted by their final empty line.
     pub events: u64,
     pub body_bytes: u64,
     /// Microseconds from the first byte sent to the answer's end.
     pub latencies_us: Vec<u32>,
+    /// Microseconds from the first byte sent to the answer's first byte; in an open loop also of requests that still wait.
+    pub first_byte_us: Vec<u32>,
+    /// Microseconds from the first byte sent to the end of the stream's first event; likewise.
+    pub first_event_us: Vec<u32>,
     /// Microseconds between reads that completed at least one event of a stream.
     pub gaps_us: Vec<u32>,
+    /// Microseconds by which requests of an open loop left after they were due.
+    pub late_us: Vec<u32>,
+    /// Requests in progress, added up over the departures of an open loop.
+    pub open_sum: u64,
     pub window_s: f64,
     pub before: Usage,
     pub after: Usage,
@@ -64,65 +91,72 @@ pub trait Requests {
     fn append(&mut self, into: &mut Vec<u8>);
 }
 
-struct Connection {
-    socket: TcpStream,
-    reader: Reader,
-    out: Vec<u8>,
-    sent: usize,
-    began: Instant,
-    last_event: Option<Instant>,
-    refused: bool,
-    newline: bool,
-}
-
 /// Runs the plan to its end.
 pub fn drive(plan: &Plan, requests: &mut dyn Requests) -> io::Result<Tally> {
-    let mut client = Client { poll: Poll::new()?, connections: Vec::new(), tally: Tally::default() };
-    for slot in 0..plan.connections {
-        let connection = client.open(plan.target, slot, requests)?;
-        client.connections.push(connection);
-    }
-    client.run(plan, requests, plan.warmup)?;
+    let mut client = Client::new(plan, requests)?;
+    client.run(plan.warmup)?;
     let before = process::usage(&plan.pids);
     let began = Instant::now();
     client.tally = Tally { before, ..Tally::default() };
-    client.run(plan, requests, plan.window)?;
-    let mut tally = client.tally;
-    tally.window_s = began.elapsed().as_secs_f64();
-    tally.after = process::usage(&plan.pids);
-    tally.resident_bytes_max = tally.resident_bytes_max.max(tally.after.resident_bytes);
-    Ok(tally)
+    client.run(plan.window)?;
+    client.tally.window_s = began.elapsed().as_secs_f64();
+    client.tally.after = process::usage(&plan.pids);
+    client.end()
 }
 
-struct Client {
+struct Client<'a> {
+    plan: &'a Plan,
+    requests: &'a mut dyn Requests,
     poll: Poll,
-    connections: Vec<Connection>,
+    /// `None`: closed, and named in `free`.
+    connections: Vec<Option<Connection>>,
+    idle: Vec<usize>,
+    free: Vec<usize>,
+    schedule: Option<Schedule>,
     tally: Tally,
+    buffer: Vec<u8>,
 }
 
-impl Client {
-    fn open(&self, target: SocketAddr, slot: usize, requests: &mut dyn Requests) -> io::Result<Connection> {
-        let mut socket = TcpStream::connect(target)?;
-        self.poll.registry().register(&mut socket, Token(slot), Interest::READABLE | Interest::WRITABLE)?;
-        let mut connection = Connection {
-            socket,
-            reader: Reader::new(Side::Response),
-            out: Vec::new(),
-            sent: 0,
-            began: Instant::now(),
-            last_event: None,
-            refused: false,
-            newline: false,
+impl<'a> Client<'a> {
+    fn new(plan: &'a Plan, requests: &'a mut dyn Requests) -> io::Result<Self> {
+        let schedule = match plan.departures {
+            Departures::OnAnswer => None,
+            Departures::Steady { per_s, seed } => Some(Schedule::new(Instant::now(), per_s, seed)),
         };
-        requests.append(&mut connection.out);
-        Ok(connection)
+        let mut client = Self {
+            plan,
+            requests,
+            poll: Poll::new()?,
+            connections: (0..plan.connections).map(|_| None).collect(),
+            idle: Vec::new(),
+            free: (0..plan.connections).rev().collect(),
+            schedule,
+            tally: Tally::default(),
+            buffer: vec![0; READ_BYTES],
+        };
+        if client.schedule.is_none() {
+            while let Some(slot) = client.free.pop() {
+                client.start(slot)?;
+            }
+        }
+        Ok(client)
     }
 
-    fn run(&mut self, plan: &Plan, requests: &mut dyn Requests, time: Duration) -> io::Result<()> {
+    /// Starts a request on a connection, which is opened where it is not.
+    fn start(&mut self, slot: usize) -> io::Result<()> {
+        if self.connections[slot].is_none() {
+            self.connections[slot] = Some(Connection::open(self.plan.target, self.poll.registry(), slot)?);
+        }
+        if let Some(connection) = &mut self.connections[slot] {
+            connection.begin(self.requests)?;
+        }
+        Ok(())
+    }
+
+    fn run(&mut self, time: Duration) -> io::Result<()> {
         let deadline = Instant::now() + time;
         let mut memory_due = Instant::now();
         let mut events = Events::with_capacity(EVENTS_MAX);
-        let mut buffer = vec![0; READ_BYTES];
         loop {
             let now = Instant::now();
             if now >= deadline {
@@ -130,142 +164,105 @@ impl Client {
             }
             if now >= memory_due {
                 memory_due = now + Duration::from_secs(1);
-                let resident = process::usage(&plan.pids).resident_bytes;
+                let resident = process::usage(&self.plan.pids).resident_bytes;
                 self.tally.resident_bytes_max = self.tally.resident_bytes_max.max(resident);
             }
-            match self.poll.poll(&mut events, Some(POLL_MAX.min(deadline - now))) {
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-                other => other?,
-            }
-            for event in &events {
-                let slot = event.token().0;
-                if self.advance(slot, plan.reads, requests, &mut buffer).is_err() {
-                    self.tally.broken += 1;
-                    self.connections[slot] = self.open(plan.target, slot, requests)?;
-                }
-            }
+            self.depart()?;
+            let until = self.schedule.as_ref().map_or(deadline, |schedule| schedule.due().min(deadline));
+            self.turn(&mut events, until)?;
         }
     }
 
-    /// Writes and reads on one connection until both would block.
-    fn advance(&mut self, slot: usize, reads: bool, requests: &mut dyn Requests, buffer: &mut [u8]) -> io::Result<()> {
-        let connection = &mut self.connections[slot];
-        connection.flush()?;
-        if !reads {
-            return Ok(());
+    /// Waits for events, at most until then, and handles them.
+    fn turn(&mut self, events: &mut Events, until: Instant) -> io::Result<()> {
+        match self.poll.poll(events, Some(until.saturating_duration_since(Instant::now()).min(POLL_MAX))) {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => return Ok(()),
+            other => other?,
         }
-        loop {
-            let size = match connection.socket.read(buffer) {
-                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
-                Ok(size) => size,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
-                Err(error) if error.kind() == io::ErrorKind::NotConnected => return Ok(()),
-                Err(error) => return Err(error),
-            };
-            if connection.take(&buffer[..size], &mut self.tally)? {
-                connection.out.clear();
-                connection.sent = 0;
-                requests.append(&mut connection.out);
-                connection.began = Instant::now();
-                connection.flush()?;
-            }
-        }
-    }
-}
-
-impl Connection {
-    fn flush(&mut self) -> io::Result<()> {
-        while self.sent < self.out.len() {
-            match self.socket.write(&self.out[self.sent..]) {
-                Ok(size) => self.sent += size,
-                Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::NotConnected) => {
-                    return Ok(());
-                }
-                Err(error) => return Err(error),
+        for event in &*events {
+            let slot = event.token().0;
+            if self.advance(slot).is_err() {
+                self.replace(slot)?;
             }
         }
         Ok(())
     }
 
-    /// Takes note of received bytes; tells whether they completed the answer.
-    fn take(&mut self, bytes: &[u8], tally: &mut Tally) -> io::Result<bool> {
-        let (mut events, mut body_bytes, mut complete) = (0, 0, false);
-        let (refused, newline) = (&mut self.refused, &mut self.newline);
-        let parts = self.reader.feed(bytes, |part| match part {
-            Part::Head(head) => *refused = !matches!(http::status(head), Some(200..300)),
-            Part::Data(data) => {
-                body_bytes += data.len() as u64;
-                events += count_events(data, newline);
-            }
-            Part::End => complete = true,
-        });
-        parts.map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error.to_string()))?;
-        tally.events += events;
-        tally.body_bytes += body_bytes;
-        if events > 0 {
-            self.note_gap(&mut tally.gaps_us);
-        }
-        if complete {
-            tally.requests += 1;
-            tally.refused += u64::from(self.refused);
-            push(&mut tally.latencies_us, self.began.elapsed());
-            self.last_event = None;
-        }
-        Ok(complete)
-    }
-
-    fn note_gap(&mut self, gaps_us: &mut Vec<u32>) {
+    /// Starts the requests of an open loop that are due.
+    fn depart(&mut self) -> io::Result<()> {
         let now = Instant::now();
-        if let Some(last) = self.last_event.replace(now) {
-            push(gaps_us, now - last);
+        while let Some(due) = self.schedule.as_mut().and_then(|schedule| schedule.take(now)) {
+            push(&mut self.tally.late_us, now - due);
+            let Some(slot) = self.idle.pop().or_else(|| self.free.pop()) else {
+                self.tally.unsent += 1;
+                continue;
+            };
+            if self.start(slot).is_err() {
+                self.replace(slot)?;
+            }
+            self.tally.open_sum += (self.connections.len() - self.idle.len() - self.free.len()) as u64;
+        }
+        Ok(())
+    }
+
+    /// Closes a connection that failed. A closed loop opens the next one at once.
+    ///
+    /// A server may close a connection that has no request; only one that had is counted as broken.
+    fn replace(&mut self, slot: usize) -> io::Result<()> {
+        let was_busy = self.connections[slot].take().is_some_and(|connection| connection.is_busy());
+        self.tally.broken += u64::from(was_busy);
+        if self.schedule.is_none() {
+            return self.start(slot);
+        }
+        self.idle.retain(|idle| *idle != slot);
+        self.free.push(slot);
+        Ok(())
+    }
+
+    /// Writes and reads on one connection until both would block.
+    fn advance(&mut self, slot: usize) -> io::Result<()> {
+        let Some(connection) = &mut self.connections[slot] else {
+            return Ok(());
+        };
+        connection.flush()?;
+        if !self.plan.reads {
+            return Ok(());
+        }
+        loop {
+            match connection.read(&mut self.buffer, &mut self.tally)? {
+                Got::Nothing => return Ok(()),
+                Got::Part => {}
+                Got::End if self.schedule.is_some() => self.idle.push(slot),
+                Got::End => connection.begin(self.requests)?,
+            }
         }
     }
-}
 
-fn push(samples: &mut Vec<u32>, value: Duration) {
-    if samples.len() < SAMPLES_MAX {
-        samples.push(value.as_micros() as u32);
-    }
-}
-
-/// Counts empty lines; `newline` carries over whether the last byte ended a line.
-fn count_events(data: &[u8], newline: &mut bool) -> u64 {
-    let mut events = 0;
-    for byte in data {
-        let ends = *byte == b'\n';
-        events += u64::from(ends && *newline);
-        *newline = ends && !*newline;
-    }
-    events
-}
-
-/// The sample below which `share` of the samples lie, in milliseconds; `None` without samples.
-pub fn percentile_ms(samples_us: &mut [u32], share: f64) -> Option<f64> {
-    let last = samples_us.len().checked_sub(1)?;
-    let rank = (last as f64 * share).round() as usize;
-    let (_, value, _) = samples_us.select_nth_unstable(rank);
-    Some(f64::from(*value) / 1000.0)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn events_are_counted_across_reads() {
-        let bytes = b"data: 1\n\ndata: 2\n\n: note\n\n";
-        for step in 1..bytes.len() {
-            let mut newline = false;
-            let counted: u64 = bytes.chunks(step).map(|piece| count_events(piece, &mut newline)).sum();
-            assert_eq!(counted, 3);
+    /// Adds what can be said only after the window.
+    fn end(mut self) -> io::Result<Tally> {
+        let mut tally = mem::take(&mut self.tally);
+        tally.resident_bytes_max = tally.resident_bytes_max.max(tally.after.resident_bytes);
+        if self.schedule.is_some() {
+            self.wait_for_first_events()?;
+            tally.first_byte_us.append(&mut self.tally.first_byte_us);
+            tally.first_event_us.append(&mut self.tally.first_event_us);
+            tally.broken += self.tally.broken;
+            self.connections.iter().flatten().for_each(|connection| connection.note_waiting(&mut tally));
         }
+        if !self.plan.reads {
+            let silent = self.connections.iter_mut().flatten();
+            let answered: usize = silent.map(|each| usize::from(each.is_answered(&mut self.buffer))).sum();
+            tally.refused += (self.plan.connections - answered) as u64;
+        }
+        Ok(tally)
     }
 
-    #[test]
-    fn percentiles_are_samples() {
-        let mut samples: Vec<u32> = (1..=101).map(|value| value * 1000).collect();
-        assert_eq!(percentile_ms(&mut samples, 0.5), Some(51.0));
-        assert_eq!(percentile_ms(&mut samples, 1.0), Some(101.0));
-        assert_eq!(percentile_ms(&mut [], 0.5), None);
+    fn wait_for_first_events(&mut self) -> io::Result<()> {
+        let deadline = Instant::now() + GRACE;
+        let mut events = Events::with_capacity(EVENTS_MAX);
+        while Instant::now() < deadline && self.connections.iter().flatten().any(Connection::waits) {
+            self.turn(&mut events, deadline)?;
+        }
+        Ok(())
     }
 }

@@ -41,7 +41,8 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    fn unit(&mut self) -> f64 {
+    /// A number in [0, 1).
+    pub fn unit(&mut self) -> f64 {
         (self.next_u64() >> 11) as f64 / (1_u64 << 53) as f64
     }
 }

@@ -8,8 +8,9 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use serde_json::json;
-use warmfront_bench::client::{self, Plan, Requests, Tally, percentile_ms};
+use warmfront_bench::client::{self, Departures, Plan, Requests, Tally};
 use warmfront_bench::flags::Flags;
+use warmfront_bench::samples::percentile_ms;
 use warmfront_bench::text::ChatBodies;
 
 const FLAGS: &[&str] =
@@ -37,6 +38,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let target: SocketAddr = flags.require("target")?;
     let plan = Plan {
         target,
+        departures: Departures::OnAnswer,
         connections: flags.get("connections", 16)?,
         warmup: Duration::from_secs_f64(flags.get("warmup-s", 1.0)?),
         window: Duration::from_secs_f64(flags.get("window-s", 5.0)?),

@@ -21,7 +21,7 @@ mod answers;
 
 use answers::Answers;
 
-const FLAGS: &[&str] = &["ports", "first-port", "stream", "pace-ms", "events", "model", "render"];
+const FLAGS: &[&str] = &["ports", "first-port", "stream", "pace-ms", "events", "eager", "model", "render"];
 const READ_BYTES: usize = 256 * 1024;
 const EVENTS_MAX: usize = 1024;
 /// Events written to one stream before the next one has its turn.
@@ -46,6 +46,8 @@ struct Upstream {
     answers: Answers,
     events: u32,
     streams: bool,
+    /// The first event follows the head at once; otherwise after one pace.
+    eager: bool,
     pace: Option<Duration>,
     /// Streams with an event to write, by the time it is due; all have the same period, so a queue keeps the order.
     due: VecDeque<(Instant, usize)>,
@@ -62,6 +64,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         answers: Answers::new(&flags.get("model", "m".to_owned())?, flags.get("render", false)?),
         events: flags.get("events", 200)?,
         streams: flags.get("stream", false)?,
+        eager: flags.get("eager", false)?,
         pace: (pace_ms > 0).then(|| Duration::from_millis(pace_ms)),
         due: VecDeque::new(),
     };
@@ -156,7 +159,7 @@ impl Upstream {
                 Err(error) => return Err(error),
             };
             if connection.take(&buffer[..size])? {
-                self.answer(slot);
+                self.answer(slot)?;
             }
         }
         if self.connections[slot].as_ref().is_some_and(Connection::may_write_event) {
@@ -165,20 +168,25 @@ impl Upstream {
         Ok(())
     }
 
-    fn answer(&mut self, slot: usize) {
+    fn answer(&mut self, slot: usize) -> io::Result<()> {
         let Some(connection) = self.connections[slot].as_mut() else {
-            return;
+            return Ok(());
         };
         let is_chat = matches!(connection.path.as_str(), "/v1/chat/completions" | "/v1/completions" | "/generate");
-        if is_chat && self.streams {
-            connection.out.extend_from_slice(answers::STREAM_HEAD);
-            connection.events_left = self.events;
-        } else {
+        if !is_chat || !self.streams {
             self.answers.append(&connection.path, connection.body_bytes, &mut connection.out);
+            return Ok(());
         }
-        if is_chat && self.streams && self.pace.is_some() {
+        connection.out.extend_from_slice(answers::STREAM_HEAD);
+        connection.events_left = self.events;
+        if self.eager {
+            connection.flush()?;
+            connection.write_events(1, &self.answers)?;
+        }
+        if self.pace.is_some() {
             self.enqueue(slot, Instant::now());
         }
+        Ok(())
     }
 
     fn enqueue(&mut self, slot: usize, at: Instant) {
