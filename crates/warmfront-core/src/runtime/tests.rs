@@ -20,7 +20,7 @@ fn config(listen: &str, socket: &str, command: &[&str]) -> CoreConfig {
             "settle_s": 0, "handover": null, "handover_timeout_s": 5,
             "tls": null, "keys_file": null, "metrics_without_key": false, "forward_authorization": "auto",
             "trusted_networks": null, "trusted_secret_file": null, "headers": {"remove": [], "allow": null},
-            "streams_per_client_max": 100
+            "streams_per_client_max": 100, "keep_alive_s": 0
         },
         "upstream": {
             "connect_timeout_s": 1, "first_byte_timeout_s": 10, "idle_connections_per_server": 4, "idle_timeout_s": 4
