@@ -25,10 +25,12 @@ Count = Annotated[int, Meta(ge=1)]
 
 _ADDRESS = r"^(\[[0-9A-Fa-f:.]+\]|[^:\s]+):[0-9]{1,5}$"
 _URL = r"^https?://(\[[0-9A-Fa-f:.]+\]|[^/?#@:\s]+):[0-9]{1,5}/?$"
+_PLAIN_URL = _URL.replace("https?", "http")
 _HEADER = r"^[!#$%&'*+.^_`|~0-9A-Za-z-]+$"
 _PATTERN_WORDS = {
     _ADDRESS: "`host:port`",
     _URL: "`http://host:port` or `https://host:port`, without path, query or password",
+    _PLAIN_URL: "`http://host:port` without path, query or password",
     _HEADER: "the name of a header",
 }
 
@@ -37,6 +39,7 @@ KUBERNETES_SETTLE_S = 5.0
 
 Address = Annotated[str, Meta(pattern=_ADDRESS)]
 Url = Annotated[str, Meta(pattern=_URL)]
+PlainUrl = Annotated[str, Meta(pattern=_PLAIN_URL)]
 HeaderName = Annotated[str, Meta(pattern=_HEADER)]
 
 
@@ -583,7 +586,7 @@ class SnapshotConfig(Struct, frozen=True, forbid_unknown_fields=True):
     unverified_ttl_s: Positive = 30.0
     """How long restored predictions are believed where nothing can tell whether the engine has restarted meanwhile: it
     publishes no events and no start time."""
-    seed_from: Url | None = None
+    seed_from: PlainUrl | None = None
     """Admin address of another router of the same fleet. Its snapshot is fetched at start unless the own file is
     younger than two intervals."""
     seed_timeout_s: Positive = 10.0

@@ -73,7 +73,7 @@ class Play:
         self.health.ended(slot, ended)
 
 
-@pytest.mark.bug(116, 185)
+@pytest.mark.bug(185)
 @settings(max_examples=200, deadline=None, derandomize=True)
 @given(steps=STEPS, share=st.sampled_from([0.0, 0.3, 0.5, 0.9]))
 def test_the_last_replica_stays_and_no_more_than_the_share_is_taken_away(steps: Steps, share: float) -> None:

@@ -229,6 +229,9 @@ async def test_nobody_at_the_url_is_a_failure(unused_tcp_port: int) -> None:
 
 
 def test_secrets_of_sources_are_not_shown() -> None:
-    discovery = [{"type": "http", "url": "http://i/", "headers": {"x-key": "secret"}}, {"type": "file", "path": "f"}]
+    discovery = [
+        {"type": "http", "url": "http://i/", "headers": {"x-key": "very-hidden"}},
+        {"type": "file", "path": "f"},
+    ]
     config = msgspec.convert({"fleet": {"discovery": discovery}}, Config)
-    assert "secret" not in str(redacted(config))
+    assert "very-hidden" not in str(redacted(config))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from support.lab import Chats, Given, regime
 from warmfront.clock import MonotonicClock
 from warmfront.config import PolicyConfig, RouterConfig
@@ -37,11 +38,16 @@ def errors(result: RunResult) -> int:
     return sum(abs(each.cached_tokens - each.predicted_tokens) for each in result.outcomes)
 
 
-def test_late_events_make_predictions_worse_and_lost_ones_worse_still() -> None:
-    prompt = chats(events=EventSpec(delay_s=0.0))
-    late = chats(events=EventSpec(delay_s=5.0))
-    lossy = chats(events=EventSpec(delay_s=5.0, loss=0.2))
-    assert errors(prompt) < errors(late) < errors(lossy)
+def test_late_events_make_predictions_worse() -> None:
+    assert errors(chats(events=EventSpec(delay_s=0.0))) < errors(chats(events=EventSpec(delay_s=5.0)))
+
+
+@pytest.mark.parametrize("loss", [0.1, 0.2, 0.5])
+def test_a_stream_that_loses_much_is_worth_nearly_as_much_as_none(loss: float) -> None:
+    lossy = chats(events=EventSpec(loss=loss))
+    silent = chats(events=EventSpec(publish=False))
+    assert hits(lossy) >= 0.95 * hits(silent)
+    assert errors(lossy) <= 1.5 * errors(silent)
 
 
 def lost_batches(loss: float) -> int:

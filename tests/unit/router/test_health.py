@@ -115,7 +115,7 @@ def test_a_probe_that_the_client_ends_or_spoils_makes_room_for_the_next() -> Non
     assert chosen(made, 2) == {0, 1}
 
 
-@pytest.mark.bug(116, 185)
+@pytest.mark.bug(185)
 def test_half_of_the_fleet_stays_whatever_fails_and_the_last_replica_always() -> None:
     made = world(4)
     for slot in range(4):
@@ -187,7 +187,7 @@ def test_a_request_that_may_have_been_worked_on_goes_elsewhere_only_where_that_i
     assert again.choices[0].slot not in tried
 
 
-@pytest.mark.bug(116)
+@pytest.mark.bug(117)
 def test_retries_stay_within_a_share_of_all_requests_and_a_floor() -> None:
     made = world(2, retries=RetryConfig(budget_share=0.1, budget_min_per_s=0.5), health=HealthConfig(pause_s=0.0))
     outcomes = []

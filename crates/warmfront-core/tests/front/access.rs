@@ -50,7 +50,7 @@ fn code(answer: &Answer) -> (u16, String) {
     (answer.status, answer.json()["error"]["code"].as_str().unwrap_or_default().to_owned())
 }
 
-// bug 92, 93, 95, 167
+// bug 93, 95, 167
 #[tokio::test]
 async fn every_path_but_health_and_ready_wants_a_key() {
     let (world, engine, _file) = with_keys(|_| ()).await;
@@ -251,7 +251,7 @@ async fn one_client_has_a_bounded_number_of_requests_running_and_others_are_not_
     client.until("text/event-stream").await;
 }
 
-// bug 92, 93, 178
+// bug 93, 178
 #[tokio::test]
 async fn an_engines_own_paths_cannot_be_reached_by_any_spelling() {
     let (world, engine) = world(|_| ()).await;
