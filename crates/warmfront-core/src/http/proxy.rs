@@ -507,7 +507,8 @@ impl Journey<'_> {
         let started = Instant::now();
         let upstream = &self.front.upstream;
         let request = || self.engine_request(replica, &sent.body);
-        let (answered, mut exchange) = upstream.exchange(&replica.authority, replica.update.tls.as_ref(), request).await?;
+        let (answered, mut exchange) =
+            upstream.exchange(&replica.authority, replica.update.tls.as_ref(), request).await?;
         let quiet_from = self.front.keep_alive().map(|pause| started + pause);
         let deadline = started + upstream.first_byte_timeout();
         match verdict::look(&answered, &mut exchange, deadline, quiet_from).await? {

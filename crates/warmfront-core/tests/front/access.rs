@@ -230,7 +230,12 @@ async fn operators_say_which_headers_engines_get() {
 
 #[tokio::test]
 async fn one_client_has_a_bounded_number_of_requests_running_and_others_are_not_held_up() {
-    let engine = Engine::start(|_| Act::SayAndHang(say(crate::world::SSE_HEAD))).await;
+    let engine = Engine::start(|_| {
+        let mut pieces = say(crate::world::SSE_HEAD);
+        pieces.push(crate::world::chunk("data: {}\n\n"));
+        Act::SayAndHang(pieces)
+    })
+    .await;
     let mut options = Options::new(&[&engine]);
     options.front.trusted_networks = Some(vec![]);
     options.front.streams_per_client_max = 2;
