@@ -48,6 +48,8 @@ enum Answer {
     Failure,
 }
 
+type Batches = Vec<(u64, Bytes)>;
+
 /// One engine, the sockets to it and the index, all in plain queues.
 struct World {
     sequence: Sequence,
@@ -59,11 +61,11 @@ struct World {
     replay: VecDeque<Answer>,
     spoil: Option<Spoil>,
     /// Applied since the last forget or doubt.
-    index: Vec<(u64, Bytes)>,
+    index: Batches,
     /// Applied before that and since the last forget: still believed.
-    doubted: Vec<(u64, Bytes)>,
+    doubted: Batches,
     trusted: bool,
-    remembered: Option<(Position, [Vec<(u64, Bytes)>; 2])>,
+    remembered: Option<(Position, [Batches; 2])>,
 }
 
 impl World {
