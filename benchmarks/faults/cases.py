@@ -35,6 +35,8 @@ class Case:
     """Can be done to other routers as well."""
     settings: dict[str, Any] = field(default_factory=dict)
     heals_s: float = HEALS_S
+    from_file: bool = False
+    """The router finds its servers in a file."""
     doors: bool = False
     """The router reaches the engines' HTTP ports through doors. Without them a dead engine refuses connections."""
 
@@ -102,6 +104,32 @@ async def _kill_and_restart_router(world: World) -> None:
     await _kill_router(world)
     await _restart_router(world)
 
+
+def _servers_file(text: str | None) -> Act:
+    """Replace the list of servers, or take it away; the true one is kept beside it."""
+
+    async def act(world: World) -> None:
+        kept = world.servers_file.with_suffix(".kept")
+        world.servers_file.replace(kept)
+        if text is not None:
+            world.servers_file.write_text(text, encoding="utf-8")
+
+    return act
+
+
+async def _restore_servers_file(world: World) -> None:
+    world.servers_file.with_suffix(".kept").replace(world.servers_file)
+
+
+async def _take_snapshot_folder(world: World) -> None:
+    (world.folder / "memory").rename(world.folder / "memory.away")
+
+
+async def _return_snapshot_folder(world: World) -> None:
+    (world.folder / "memory.away").rename(world.folder / "memory")
+
+
+SNAPSHOT = {"snapshot": {"path": "FOLDER/memory/snapshot", "interval_s": 2.0}}
 
 CASES = (
     Case("engine-killed", "engine", "SIGKILL of an engine; it stays away", _signal_engine(signal.SIGKILL), peers=True),
@@ -243,6 +271,30 @@ CASES = (
         _metrics("pass"),
         doors=True,
     ),
+    Case(
+        "list-gone",
+        "sources",
+        "the file with the list of servers disappears",
+        _servers_file(None),
+        _restore_servers_file,
+        from_file=True,
+    ),
+    Case(
+        "list-garbage",
+        "sources",
+        "the file with the list of servers holds garbage",
+        _servers_file("{half a lis"),
+        _restore_servers_file,
+        from_file=True,
+    ),
+    Case(
+        "snapshot-folder-gone",
+        "sources",
+        "the folder of the snapshot disappears",
+        _take_snapshot_folder,
+        _return_snapshot_folder,
+        settings=SNAPSHOT,
+    ),
     Case("control-killed", "router", "SIGKILL of the control process", _signal_control(signal.SIGKILL)),
     Case(
         "control-frozen",
@@ -269,5 +321,19 @@ CASES = (
         "SIGTERM of the router; started again when it has ended",
         _restart_router,
         peers=True,
+    ),
+    Case(
+        "router-killed-snapshot",
+        "router",
+        "SIGKILL of the router, which keeps a snapshot; started again at once",
+        _kill_and_restart_router,
+        settings=SNAPSHOT,
+    ),
+    Case(
+        "router-restarted-snapshot",
+        "router",
+        "SIGTERM of the router, which keeps a snapshot; started again when it has ended",
+        _restart_router,
+        settings=SNAPSHOT,
     ),
 )

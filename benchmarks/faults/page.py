@@ -40,6 +40,8 @@ READING = """\
 - *slow*: answered, but with a first token later than a second and five times the p90 before the fault.
 - *recovered*: from the beginning of the fault to the start of the last request that failed or was slow. A fault that
   heals, heals after {heals:g} s unless the row says otherwise.
+- *hit rate*: cached tokens of the prompts' tokens as the engines report them, before the fault and in the last five
+  seconds of full load, some 20 s after it began.
 - *a minute later*: how far the cached tokens that the router predicted are from those that the engine reported, as a
   share of the prompts' tokens, and how many predictions were exact.
 """
@@ -68,14 +70,14 @@ def render(data: Mapping[str, Any]) -> str:
 
 
 def _section(cases: Sequence[Case], rows: Sequence[dict[str, Any]]) -> str:
-    head = ("fault", "router", "requests", "seen", "slow", "recovered", "a minute later")
+    head = ("fault", "router", "requests", "seen", "slow", "recovered", "hit rate", "a minute later")
     lines = []
     for case in cases:
         for row in rows:
             if row["case"] == case.name:
                 lines.append(_line(case, row))
         if not any(row["case"] == case.name and row["router"] == OURS for row in rows):
-            lines.append((case.what, f"`{OURS}`", "", "not run", "", "", ""))
+            lines.append((case.what, f"`{OURS}`", "", "not run", "", "", "", ""))
     return table(head, lines)
 
 
@@ -90,8 +92,14 @@ def _line(case: Case, row: dict[str, Any]) -> tuple[str, ...]:
         seen,
         str(row["slow"]),
         f"{row['recovered_s']:g} s",
+        _hit_rates(row),
         _belief(row),
     )
+
+
+def _hit_rates(row: dict[str, Any]) -> str:
+    after = row["hit_rate_after"]
+    return f"{100 * row['hit_rate_before']:.0f} → {'none' if after is None else f'{100 * after:.0f}'} %"
 
 
 def _belief(row: dict[str, Any]) -> str:

@@ -28,6 +28,8 @@ from faults.doors import EventDoor, HttpDoor
 
 MODEL = contenders.MODEL
 ENGINES = 3
+FOLDER = "FOLDER"
+"""Stands for the folder of the run in settings."""
 START_TIMEOUT_S = 120.0
 END_TIMEOUT_S = 10.0
 POLL_S = 0.1
@@ -102,6 +104,11 @@ class World:
     events: list[EventDoor]
     router: Process
 
+    @property
+    def servers_file(self) -> Path:
+        """The list of servers, where the router reads it from a file."""
+        return self.folder / "servers.yaml"
+
     async def until(self, holds: Callable[[], Any], what: str, *, timeout_s: float = START_TIMEOUT_S) -> None:
         """Wait for a condition, which may be a coroutine function.
 
@@ -156,7 +163,9 @@ async def _status(method: str, url: str, body: Any = None) -> int:
 
 
 @asynccontextmanager
-async def running(router: str, folder: Path, settings: dict[str, Any], *, through_doors: bool) -> AsyncIterator[World]:
+async def running(
+    router: str, folder: Path, settings: dict[str, Any], *, through_doors: bool, from_file: bool
+) -> AsyncIterator[World]:
     """Start engines, doors and one router; end all of it with the block.
 
     Args:
@@ -164,6 +173,7 @@ async def running(router: str, folder: Path, settings: dict[str, Any], *, throug
         folder: For logs and state.
         settings: More configuration of warmfront, as a tree.
         through_doors: Engines are reached through their HTTP doors, otherwise directly.
+        from_file: The router finds its servers in a file, otherwise in its configuration.
 
     Raises:
         TimeoutError: Something did not become ready.
@@ -171,8 +181,9 @@ async def running(router: str, folder: Path, settings: dict[str, Any], *, throug
     ports = free_ports(ENGINES * 6 + 2)
     own, side, *rest = ports
     engines, doors, events = _engines(folder, rest)
+    (folder / "memory").mkdir(exist_ok=True)
     urls = [f"http://127.0.0.1:{door.port}" if through_doors else door.engine for door in doors]
-    process = _router(router, folder, own, side, urls, events, settings)
+    process = _router(router, folder, (own, side), urls, events, settings, from_file=from_file)
     admin = f"http://127.0.0.1:{side}" if router == "warmfront" else ""
     world = World(folder, f"http://127.0.0.1:{own}", admin, engines, doors, events, process)
     async with AsyncExitStack() as stack:
@@ -214,13 +225,15 @@ def _engines(folder: Path, ports: list[int]) -> tuple[list[Process], list[HttpDo
 def _router(
     name: str,
     folder: Path,
-    own: int,
-    side: int,
+    ports: tuple[int, int],
     urls: list[str],
     events: list[EventDoor],
     settings: dict[str, Any],
+    *,
+    from_file: bool,
 ) -> Process:
     log = folder / "router.log"
+    own, side = ports
     if name != "warmfront":
         contender = next(each for each in contenders.CONTENDERS if each.name == name)
         place = contenders.Place(own, side, [int(url.rpartition(":")[2]) for url in urls], folder, folder)
@@ -235,13 +248,16 @@ def _router(
         }
         for url, event in zip(urls, events, strict=True)
     ]
+    (folder / "servers.yaml").write_text(yaml.safe_dump(servers), encoding="utf-8")
+    found = {"discovery": [{"type": "file", "path": str(folder / "servers.yaml")}]}
     tree = {
         "front": {"listen": f"127.0.0.1:{own}"},
         "control": {"admin_listen": f"127.0.0.1:{side}"},
-        "fleet": {"servers": servers},
+        "fleet": found if from_file else {"servers": servers},
     }
     path = folder / "warmfront.yaml"
-    path.write_text(yaml.safe_dump(_merged(tree, settings)), encoding="utf-8")
+    text = yaml.safe_dump(_merged(tree, settings)).replace(FOLDER, str(folder))
+    path.write_text(text, encoding="utf-8")
     return Process(name, [sys.executable, "-m", "warmfront", "serve", "--config", str(path)], log)
 
 
