@@ -48,6 +48,9 @@ enum Answer {
     Failure,
 }
 
+/// Batches applied since the last forget or doubt, and those before.
+type Facts = [Vec<(u64, Bytes)>; 2];
+
 /// One engine, the sockets to it and the index, all in plain queues.
 struct World {
     sequence: Sequence,
@@ -63,7 +66,7 @@ struct World {
     /// Applied before that and since the last forget: still believed.
     doubted: Vec<(u64, Bytes)>,
     trusted: bool,
-    remembered: Option<(Position, [Vec<(u64, Bytes)>; 2])>,
+    remembered: Option<(Position, Facts)>,
 }
 
 impl World {
