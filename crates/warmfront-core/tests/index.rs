@@ -1,7 +1,9 @@
 //! The index through its public face: residency, predictions, time, room, tiers, groups.
 
+use std::sync::Arc;
+
 use warmfront_core::block::{BlockExtras, SeqHash};
-use warmfront_core::index::{Feed, Index, IndexOptions, OverlapColumns};
+use warmfront_core::index::{Feed, Index, IndexOptions, OverlapColumns, Restoring};
 use warmfront_core::kv::apply::ApplyReport;
 use warmfront_core::kv::wire::{EngineHash, EventBatch, KvEvent, Removed, SpecKind, Stored, Tier};
 
@@ -266,6 +268,19 @@ fn predictions_live_long_while_a_slot_is_stale_and_short_again_afterwards() {
 }
 
 #[test]
+fn a_dispatch_that_did_not_reach_a_dead_engine_leaves_nothing_of_an_equal_one_before() {
+    let index = index(1);
+    let tokens = prompt(0, 3);
+    index.dispatched(1, &hashes(&index, &tokens), 0, 0.0);
+    store(&index, 0, &tokens, 1, None);
+    index.released(1);
+    index.set_stale(0, true);
+    index.dispatched(2, &hashes(&index, &tokens), 0, 1.0);
+    index.withdrawn(2);
+    assert_eq!(overlap(&index, &tokens, 1.0).device, [0]);
+}
+
+#[test]
 fn a_stale_slot_keeps_to_its_capacity() {
     let index = Index::new(options());
     index.add_slot(0, Feed::Exact, Some(4));
@@ -286,6 +301,69 @@ fn in_doubt_facts_stay_and_one_removal_takes_all_copies() {
     assert_eq!(overlap(&index, &tokens, 0.0).device, [2]);
     remove(&index, 0, 2);
     assert_eq!(overlap(&index, &tokens, 0.0).device, [1]);
+}
+
+/// A new process's index, with one slot as it was in another's.
+fn restarted(index: &Index, capacity_blocks: Option<u64>, now_s: f64) -> Arc<Index> {
+    let restarted = Arc::new(Index::new(options()));
+    restarted.add_slot(0, Feed::Exact, capacity_blocks);
+    let mut restoring = Restoring::new(Arc::clone(&restarted), index.record(0, now_s), 0, now_s);
+    while restoring.step(now_s) {}
+    restarted
+}
+
+#[test]
+fn a_slot_in_doubt_stays_so_when_the_router_restarts() {
+    let index = index(1);
+    let tokens = prompt(0, 2);
+    store(&index, 0, &tokens, 1, None);
+    index.doubt(0);
+    let index = restarted(&index, None, 0.0);
+    index.set_stale(0, false);
+    store(&index, 0, &tokens, 1, None);
+    remove(&index, 0, 2);
+    assert_eq!(overlap(&index, &tokens, 0.0).device, [1]);
+}
+
+#[test]
+fn what_a_stale_slot_predicted_outlives_a_restart_until_the_stream_answers() {
+    let (tokens, later_s) = (prompt(0, 3), options().predicted_ttl_s + 1.0);
+    let answers: [fn(&Index); 2] = [|index| index.set_stale(0, false), |index| index.forget_confirmed(0)];
+    for answer in answers {
+        let index = index(1);
+        index.set_stale(0, true);
+        index.dispatched(1, &hashes(&index, &tokens), 0, 0.0);
+        index.released(1);
+        let index = restarted(&index, None, 1.0);
+        assert_eq!(overlap(&index, &tokens, later_s).device, [3]);
+        assert_eq!(index.slot_stats(0).unwrap().unconfirmed, 0);
+        answer(&index);
+        assert_eq!(overlap(&index, &tokens, later_s).device, [0]);
+    }
+}
+
+#[test]
+fn a_stale_slot_is_after_a_restart_what_it_was_when_its_stream_stays_away() {
+    let index = index(1);
+    let tokens = prompt(0, 3);
+    store(&index, 0, &tokens[..8], 1, None);
+    index.set_stale(0, true);
+    index.dispatched(1, &hashes(&index, &tokens), 0, 0.0);
+    let index = restarted(&index, None, 1.0);
+    index.set_stale(0, true);
+    assert_eq!(overlap(&index, &tokens, 1.0).device, [3]);
+}
+
+#[test]
+fn unverified_facts_leave_room_for_what_is_sent_now_and_capacity_bounds_that() {
+    let index = index(1);
+    store(&index, 0, &prompt(0, 4), 1, None);
+    let index = restarted(&index, Some(4), 0.0);
+    index.dispatched(1, &hashes(&index, &prompt(100, 3)), 0, 0.0);
+    assert_eq!(overlap(&index, &prompt(100, 3), 0.0).device, [3]);
+    index.dispatched(2, &hashes(&index, &prompt(200, 3)), 0, 0.0);
+    assert_eq!(overlap(&index, &prompt(100, 3), 0.0).device, [1]);
+    assert_eq!(overlap(&index, &prompt(0, 4), 0.0).device, [4]);
 }
 
 #[test]

@@ -85,6 +85,8 @@ class SlotState:
     exact: bool
     capacity_blocks: int | None
     stale: bool = False
+    unverified: bool = False
+    """What is known comes from a former process, and the event stream has not proved it yet."""
     names: dict[int, int] = field(default_factory=dict)
     """Engine hash → key, of blocks on the device."""
     is_doubtful: bool = False
@@ -113,10 +115,24 @@ class SlotState:
         """Keys on the device by events that are believed."""
         return set() if self.stale else self.confirmed()
 
+    def proved(self) -> set[int]:
+        """Keys on the device by events that this process can answer for."""
+        return set() if self.unverified else self.trusted()
+
     @property
     def is_exact_now(self) -> bool:
-        """Whether events say what the slot holds; while they are not believed, our own dispatches do."""
-        return self.exact and not self.stale
+        """Whether events say what the slot holds; while they are not believed or not heard, our own dispatches do."""
+        return self.exact and not self.stale and not self.unverified
+
+    @property
+    def is_over_capacity(self) -> bool:
+        """Whether more is predicted than fits, and no event says what has gone.
+
+        Unverified facts are not counted: a warm engine is full of them, and would leave no room for what is sent now.
+        """
+        if self.is_exact_now or self.capacity_blocks is None:
+            return False
+        return (len(self.predicted) if self.unverified else self.resident()) > self.capacity_blocks
 
     def device(self) -> set[int]:
         """Keys taken to be on the device."""
@@ -237,7 +253,7 @@ class Index:
         """What is known from events is void; predictions stay."""
         if (state := self.slots.get(slot)) is not None:
             self._clear(state)
-            state.is_doubtful = False
+            state.is_doubtful = state.unverified = False
             state.offloaded.clear()
             state.groups = Groups()
 
@@ -251,8 +267,15 @@ class Index:
         """While stale, a slot counts with its predictions only, which live as on an approximate feed."""
         if (state := self.slots.get(slot)) is None:
             return
-        state.stale = stale
+        state.stale, state.unverified = stale, False
         if not stale:
+            state.predicted -= state.confirmed()
+
+    def restored(self, slot: Slot) -> None:
+        """Another process goes on with what is known: until `set_stale`, facts are held but not confirmed."""
+        state = self.slots[slot]
+        state.stale, state.unverified = False, state.exact
+        if not state.exact:
             state.predicted -= state.confirmed()
 
     # Events
@@ -400,7 +423,7 @@ class Index:
         if len(state.prompts) > PROMPTS_MAX:
             state.drop(state.prompts[0])
         self.in_flight[id] = InFlight(slot, prompt, list(hashes))
-        while not state.is_exact_now and state.capacity_blocks is not None and state.resident() > state.capacity_blocks:
+        while state.is_over_capacity:
             if (key := state.shed()) is None:
                 break
             state.evict(key)
@@ -435,7 +458,7 @@ class Index:
             return
         state, prompt = self.slots[request.slot], request.prompt
         prompt.dispatches -= 1
-        is_computed = prompt.in_flight > 0 if state.is_exact_now else prompt.dispatches > 0
+        is_computed = prompt.in_flight > 0 if state.exact else prompt.dispatches > 0
         if not is_computed and prompt in state.prompts:
             state.drop(prompt)
 
@@ -463,7 +486,7 @@ class Index:
         disk_raw = self._column(lambda state: _depth(hashes, state.device() | state.on_tier("host", "disk")))
         return {
             "device": device,
-            "confirmed": self._column(lambda state: self._usable(state, hashes[: _depth(hashes, state.trusted())])),
+            "confirmed": self._column(lambda state: self._usable(state, hashes[: _depth(hashes, state.proved())])),
             "host": host_raw,
             "disk": disk_raw,
             "active": self._column(lambda state: _depth(hashes, set(+state.users))),

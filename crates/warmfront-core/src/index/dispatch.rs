@@ -128,7 +128,9 @@ impl State {
 
     /// A prompt that a former process dispatched and that has ended. With each block: whether it was predicted.
     pub(super) fn restore_prompt(&mut self, slot: Slot, hashes: &[(SeqHash, bool)], touched_s: f64) {
-        let Some(feed) = self.slot(slot).map(|state| state.feed) else { return };
+        let Some((unverified, feed)) = self.slot(slot).map(|state| (state.unverified, state.feed_now())) else {
+            return;
+        };
         let stride = self.arena.stride();
         let nodes = self.nodes(&hashes.iter().map(|(hash, _)| *hash).collect::<Vec<_>>());
         let Some(state) = self.slots.get_mut(slot as usize).and_then(Option::as_mut) else { return };
@@ -141,7 +143,8 @@ impl State {
         state.recent.row_mut(row).dispatches = 1;
         let mut made = 0;
         for (node, (_, is_predicted)) in nodes.iter().zip(hashes) {
-            if *is_predicted && !self.is_confirmed(slot, *node) {
+            // What is unverified may have to be forgotten, and a stale slot counts with its predictions only.
+            if *is_predicted && (unverified || !self.is_confirmed(slot, *node)) {
                 made += u64::from(!self.arena.planes.predicted.set(stride, *node, slot));
             }
         }
@@ -236,10 +239,11 @@ impl State {
     pub(super) fn withdrawn(&mut self, id: RequestId) {
         let Some(InFlight { slot, row: Some(row) }) = self.in_flight.remove(&id) else { return };
         let Some(state) = self.slot_mut(slot) else { return };
-        let has_events = state.feed_now() == Feed::Exact;
+        let has_events = state.feed == Feed::Exact;
         let prompt = state.recent.row_mut(row);
         prompt.dispatches -= 1;
-        // Where there are events, they say what an equal dispatch computed before; one still in flight will compute it.
+        // Where there are events, they say what an equal dispatch computed before (while they are not heard, that process may
+        // be dead); one still in flight will compute it.
         let is_computed = if has_events { prompt.in_flight > 1 } else { prompt.dispatches > 0 };
         let is_void = !is_computed && state.recent.is_listed(row);
         self.stop_using(slot, row);
@@ -356,8 +360,7 @@ impl State {
     /// An engine without events holds no more than its capacity: the blocks used longest ago have gone.
     fn keep_capacity(&mut self, slot: Slot) {
         while let Some(state) = self.slot(slot)
-            && state.feed_now() == Feed::Approximate
-            && state.capacity_blocks.is_some_and(|capacity| state.resident() > capacity)
+            && state.is_over_capacity()
             && let Some(seq) = self.shed_prediction(slot)
         {
             self.note_evicted(slot, seq);

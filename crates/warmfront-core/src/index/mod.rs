@@ -310,10 +310,13 @@ impl State {
     fn forget_confirmed(&mut self, slot: Slot) {
         let Some(state) = self.slot_mut(slot) else { return };
         state.is_doubtful = false;
-        state.unverified = false;
+        let was_unverified = std::mem::take(&mut state.unverified);
         state.groups.forget();
         state.offloaded.clear();
         state.offloaded_more.clear();
+        if was_unverified {
+            self.next_expiry_s = f64::NEG_INFINITY; // predictions lived longer until now
+        }
         self.clear_device(slot);
         self.clear_planes(slot, |planes| vec![&mut planes.host, &mut planes.disk]);
     }
@@ -355,7 +358,7 @@ impl State {
     fn set_stale(&mut self, slot: Slot, is_stale: bool) {
         let Some(state) = self.slot_mut(slot) else { return };
         (state.stale, state.unverified) = (is_stale, false);
-        self.next_expiry_s = f64::NEG_INFINITY; // predictions live longer while it is stale
+        self.next_expiry_s = f64::NEG_INFINITY; // predictions live longer while it is stale or unverified
         if is_stale {
             return;
         }

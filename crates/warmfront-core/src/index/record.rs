@@ -5,8 +5,13 @@
 //! believed only as far as there are bytes, and a row only when there is such a block, so that what comes out may be
 //! put into an index. The layout is documented in `docs/reference/snapshot-format.md`.
 
-/// On the device by prediction.
+/// Of a block: on the device by prediction.
 pub(super) const PREDICTED: u8 = 1;
+
+/// Of the slot: the number of its main group is known.
+const HAS_MAIN: u8 = 1;
+/// Of the slot: some events were lost.
+const DOUBTFUL: u8 = 2;
 
 /// One block that the slot has some fact about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,6 +65,8 @@ pub struct SlotRecord {
     pub(super) device: Vec<DeviceRow>,
     /// Ascending by block.
     pub(super) tiers: Vec<TierRow>,
+    /// Some events were lost; no copies are counted then.
+    pub(super) is_doubtful: bool,
     pub(super) main_group: Option<u32>,
     pub(super) groups: Vec<GroupRow>,
     pub(super) prompts: Vec<PromptRow>,
@@ -82,7 +89,7 @@ impl SlotRecord {
     /// Without what events have told: what remains when the engine's stream cannot be picked up.
     #[must_use]
     pub fn without_confirmed(self) -> Self {
-        Self { device: vec![], tiers: vec![], groups: vec![], main_group: None, ..self }
+        Self { device: vec![], tiers: vec![], groups: vec![], main_group: None, is_doubtful: false, ..self }
     }
 
     /// With prompts that are at least so old, so that their predictions end sooner.
@@ -92,6 +99,12 @@ impl SlotRecord {
             prompt.age_s = prompt.age_s.max(age_min_s);
         }
         self
+    }
+
+    fn flags(&self) -> u8 {
+        let main = if self.main_group.is_some() { HAS_MAIN } else { 0 };
+        let doubt = if self.is_doubtful { DOUBTFUL } else { 0 };
+        main | doubt
     }
 
     pub fn encode(&self) -> Vec<u8> {
@@ -105,7 +118,7 @@ impl SlotRecord {
         out.list(&self.tiers, |out, row| {
             out.u32(row.block).u64(row.hash).u32(row.host).u32(row.disk);
         });
-        out.u8(u8::from(self.main_group.is_some())).u32(self.main_group.unwrap_or(0));
+        out.u8(self.flags()).u32(self.main_group.unwrap_or(0));
         out.list(&self.groups, |out, group| {
             out.u32(group.number).u32(group.need).u32(group.block_size);
             out.list(&group.members, |out, (hash, copies)| {
@@ -137,8 +150,11 @@ impl SlotRecord {
         let tiers = input.list(20, |input| {
             Ok(TierRow { block: input.u32()?, hash: input.u64()?, host: input.u32()?, disk: input.u32()? })
         })?;
-        let (has_main, number) = (input.u8()?, input.u32()?);
-        let main_group = (has_main != 0).then_some(number);
+        let (flags, number) = (input.u8()?, input.u32()?);
+        if flags & !(HAS_MAIN | DOUBTFUL) != 0 {
+            return Err("a slot with unknown flags".into());
+        }
+        let (main_group, is_doubtful) = ((flags & HAS_MAIN != 0).then_some(number), flags & DOUBTFUL != 0);
         let groups = input.list(16, |input| {
             let (number, need, block_size) = (input.u32()?, input.u32()?, input.u32()?);
             let members = input.list(12, |input| Ok((input.u64()?, input.u32()?)))?;
@@ -152,7 +168,7 @@ impl SlotRecord {
         if !input.0.is_empty() {
             return Err(format!("{} bytes too many", input.0.len()));
         }
-        let record = Self { blocks, device, tiers, main_group, groups, prompts, ages };
+        let record = Self { blocks, device, tiers, is_doubtful, main_group, groups, prompts, ages };
         record.check()?;
         Ok(record)
     }
@@ -169,6 +185,9 @@ impl SlotRecord {
         }
         if !self.device.is_sorted_by_key(|row| row.block) || !self.tiers.is_sorted_by_key(|row| row.block) {
             return Err("facts out of order".into());
+        }
+        if self.is_doubtful && self.device.iter().any(|row| row.copies > 0) {
+            return Err("copies are counted although events were lost".into());
         }
         if self.tiers.iter().any(|row| row.host == 0 && row.disk == 0) {
             return Err("a block on no tier".into());
@@ -282,6 +301,7 @@ mod tests {
             blocks: vec![BlockRow { seq: 7, flags: 0 }, BlockRow { seq: 8, flags: PREDICTED }],
             device: vec![DeviceRow { block: 0, hash: 3, copies: 2 }],
             tiers: vec![TierRow { block: 1, hash: 4, host: 0, disk: 1 }],
+            is_doubtful: false,
             main_group: Some(1),
             groups: vec![GroupRow { number: 0, need: 9, block_size: 16, members: vec![(3, 1)] }],
             prompts: vec![PromptRow { age_s: 1.5, runs: vec![(0, 2)] }],
@@ -293,13 +313,16 @@ mod tests {
     fn a_record_comes_back_from_its_bytes() {
         assert_eq!(SlotRecord::decode(&small().encode()), Ok(small()));
         assert_eq!(SlotRecord::decode(&SlotRecord::default().encode()), Ok(SlotRecord::default()));
+        let mut doubtful = SlotRecord { is_doubtful: true, main_group: None, ..small() };
+        doubtful.device[0].copies = 0;
+        assert_eq!(SlotRecord::decode(&doubtful.encode()), Ok(doubtful));
     }
 
     type Breaks = fn(&mut SlotRecord);
 
     #[test]
     fn a_record_that_names_what_it_does_not_list_is_refused() {
-        let broken: [(&str, Breaks); 8] = [
+        let broken: [(&str, Breaks); 9] = [
             ("a fact about a block that is not there", |record| record.device[0].block = 2),
             ("a prompt of blocks that are not there", |record| record.prompts[0].runs[0] = (1, u32::MAX)),
             ("a prompt without blocks, or with more than there are", |record| record.prompts[0].runs.clear()),
@@ -307,6 +330,7 @@ mod tests {
             ("a block without a hash or with unknown flags", |record| record.blocks[0].flags = 2),
             ("a block without a hash or with unknown flags", |record| record.blocks[1].seq = 0),
             ("a block on no tier", |record| record.tiers[0].disk = 0),
+            ("copies are counted although events were lost", |record| record.is_doubtful = true),
             ("a member without a copy", |record| record.groups[0].members[0].1 = 0),
         ];
         for (reason, breaks) in broken {

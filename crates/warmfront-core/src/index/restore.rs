@@ -1,8 +1,9 @@
 //! Putting a slot's record back, in pieces.
 //!
 //! Each [`Restoring::step`] holds the index's lock for a bounded amount of work. The slot is new and its event stream has
-//! not begun; requests may be dispatched to it meanwhile. Facts from events are *unverified* from the first step on, which
-//! counts them as held but not as confirmed, until the stream proves them or they are forgotten.
+//! not begun; requests may be dispatched to it meanwhile. A slot with events is *unverified* from the first step on, until
+//! the stream proves its facts or they are forgotten: facts from events count as held but not as confirmed, and predictions
+//! live as on an approximate feed, since no event can have confirmed them.
 //!
 //! What one would get wrong: a record names blocks without those before them, and joined nodes are found only from there.
 //! So all nodes are listed in the arena's table first, and none is joined before the end.
@@ -12,7 +13,7 @@ use std::sync::Arc;
 use super::arena::Node;
 use super::groups::Need;
 use super::record::{PREDICTED, PromptRow, SlotRecord};
-use super::{Index, State};
+use super::{Feed, Index, State};
 use crate::block::SeqHash;
 use crate::kv::wire::Tier;
 use crate::mailbox::Slot;
@@ -47,11 +48,11 @@ pub struct Restoring {
 impl Restoring {
     /// `copied_s`: when the record was made, on the index's clock; before its start when another process made it.
     pub fn new(index: Arc<Index>, record: SlotRecord, slot: Slot, copied_s: f64) -> Self {
-        let has_events = !(record.device.is_empty() && record.tiers.is_empty());
         index.change(|state, _| {
             state.arena.begin_restoring();
-            if has_events && let Some(slot) = state.slot_mut(slot) {
-                slot.unverified = true;
+            if let Some(slot) = state.slot_mut(slot) {
+                slot.unverified = slot.feed == Feed::Exact;
+                slot.is_doubtful = record.is_doubtful;
             }
         });
         Self { index, record, slot, copied_s, done: Done::default() }

@@ -51,7 +51,7 @@ pub(super) struct SlotState {
     pub(super) stale: bool,
     /// Some events were lost: copies are not counted, since a copy too many would outlive every removal.
     pub(super) is_doubtful: bool,
-    /// Facts from events come from a former process, and the stream has not proved them yet.
+    /// What is known comes from a former process, and the event stream has not proved it yet.
     pub(super) unverified: bool,
     pub(super) stats: SlotStats,
     pub(super) recent: Recent,
@@ -100,9 +100,17 @@ impl SlotState {
         }
     }
 
-    /// Whether nothing but our own dispatches says what the slot holds now.
+    /// Whether nothing but our own dispatches says what the slot holds now: no event can confirm a prediction before the
+    /// stream has been heard.
     pub(super) fn feed_now(&self) -> Feed {
-        if self.stale { Feed::Approximate } else { self.feed }
+        if self.stale || self.unverified { Feed::Approximate } else { self.feed }
+    }
+
+    /// Whether more is predicted than fits, and no event says what has gone. Unverified facts are not counted: a warm
+    /// engine is full of them, and would leave no room for what is sent to it now.
+    pub(super) fn is_over_capacity(&self) -> bool {
+        let held = if self.unverified { self.stats.predicted } else { self.resident() };
+        self.feed_now() == Feed::Approximate && self.capacity_blocks.is_some_and(|capacity| held > capacity)
     }
 
     /// Removes one physical copy beyond the first. False when there is only one.

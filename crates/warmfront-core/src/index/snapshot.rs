@@ -147,6 +147,7 @@ impl Copying {
 
     fn groups(&mut self, state: &State, row: usize, from: usize) -> Stage {
         let Some(slot) = state.slot(self.slot) else { return Stage::Done };
+        self.record.is_doubtful = slot.is_doubtful;
         self.record.main_group = slot.groups.main();
         let Some(group) = slot.groups.others().get(row) else { return Stage::Prompts(0) };
         if self.record.groups.len() == row {
@@ -199,8 +200,10 @@ impl Copying {
     /// Puts the pieces together. Needs no lock.
     pub fn finish(mut self) -> SlotRecord {
         self.place_private();
-        for row in &mut self.record.device {
-            row.copies = self.copies.get(&row.hash).copied().unwrap_or(0);
+        if !self.record.is_doubtful {
+            for row in &mut self.record.device {
+                row.copies = self.copies.get(&row.hash).copied().unwrap_or(0);
+            }
         }
         self.record.tiers = std::mem::take(&mut self.tiers)
             .into_iter()

@@ -19,7 +19,7 @@ use crate::kv::sequence::Position;
 
 const MAGIC: [u8; 8] = *b"WARMSNAP";
 /// Raised whenever an older reader would misread the file.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 /// Head of a section: kind, length, checksum.
 const SECTION_BYTES: u64 = 20;
 /// Calibration of the router beyond this is no calibration.
@@ -63,7 +63,7 @@ pub enum Refused {
     #[error("it is not a snapshot of warmfront")]
     Foreign,
     #[error("it has version {0}, and this program reads {VERSION}")]
-    Newer(u32),
+    Version(u32),
     #[error("it is torn: {0}")]
     Torn(String),
     #[error("its hashes have seed {theirs} and ours {ours} (index.seed)")]
@@ -79,7 +79,7 @@ impl Refused {
     pub fn label(&self) -> &'static str {
         match self {
             Self::Foreign => "foreign",
-            Self::Newer(_) => "newer_version",
+            Self::Version(_) => "other_version",
             Self::Torn(_) => "torn",
             Self::Seed { .. } => "other_seed",
             Self::Old { .. } => "too_old",
@@ -273,7 +273,7 @@ impl Reader<'_> {
         match u32::from_le_bytes(self.take()?) {
             VERSION => Ok(()),
             0 => Err(Refused::Foreign),
-            version => Err(Refused::Newer(version)),
+            version => Err(Refused::Version(version)),
         }
     }
 
@@ -369,13 +369,15 @@ mod tests {
     }
 
     #[test]
-    fn foreign_newer_and_lengthened_files_are_refused_by_name() {
+    fn files_that_are_foreign_lengthened_or_of_another_version_are_refused_by_name() {
         let label = |bytes: &[u8]| opened(bytes).unwrap_err().label();
         assert_eq!(label(b""), "foreign");
         assert_eq!(label(b"PK\x03\x04 not ours at all"), "foreign");
-        let mut newer = whole();
-        newer[8] = 2;
-        assert_eq!(label(&newer), "newer_version");
+        for version in [VERSION - 1, VERSION + 1] {
+            let mut other = whole();
+            other[8..12].copy_from_slice(&version.to_le_bytes());
+            assert_eq!(label(&other), "other_version");
+        }
         let mut longer = whole();
         longer.push(0);
         assert_eq!(label(&longer), "torn");
