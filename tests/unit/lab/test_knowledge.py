@@ -16,9 +16,9 @@ from warmfront.router import Router
 H100 = "llama-3.1-8b-h100"
 
 
-def chats(*engines: EngineSpec, events: EventSpec | None = None) -> RunResult:
-    source = Chats(seed=5, sessions=150, rate=15.0)
-    return run_source(regime(*engines, events=events), source, "marginal_cost", 1.0, 5)
+def chats(*engines: EngineSpec, events: EventSpec | None = None, seed: int = 5) -> RunResult:
+    source = Chats(seed=seed, sessions=150, rate=15.0)
+    return run_source(regime(*engines, events=events), source, "marginal_cost", 1.0, seed)
 
 
 def given(*requests: SimRequest, engine: EngineSpec, policy: str = "round_robin") -> RunResult:
@@ -38,10 +38,10 @@ def errors(result: RunResult) -> int:
 
 
 def test_late_events_make_predictions_worse_and_lost_ones_worse_still() -> None:
-    prompt = chats(events=EventSpec(delay_s=0.0))
-    late = chats(events=EventSpec(delay_s=5.0))
-    lossy = chats(events=EventSpec(delay_s=5.0, loss=0.2))
-    assert errors(prompt) < errors(late) < errors(lossy)
+    """Over several seeds: where a request goes depends on what was lost, so a single run says little of the loss."""
+    specs = (EventSpec(delay_s=0.0), EventSpec(delay_s=5.0), EventSpec(delay_s=5.0, loss=0.2))
+    prompt, late, lossy = (sum(errors(chats(events=spec, seed=seed)) for seed in range(4)) for spec in specs)
+    assert prompt < late < 0.95 * lossy
 
 
 def lost_batches(loss: float) -> int:
