@@ -17,6 +17,7 @@ from warmfront.types import (
     Arrived,
     Cancelled,
     Command,
+    Deliver,
     Dispatch,
     EngineLoad,
     Event,
@@ -30,6 +31,7 @@ from warmfront.types import (
     RequestId,
     Shed,
     Slot,
+    Standing,
     Tick,
 )
 
@@ -88,12 +90,18 @@ class FlowMachine(RuleBasedStateMachine):
     def feed(self, events: list[Event]) -> list[Command]:
         commands = self.router.step(events)
         for row, command in enumerate(commands):
-            assert isinstance(command, Dispatch | Shed)
+            if isinstance(command, Standing):
+                continue
+            assert isinstance(command, Dispatch | Shed | Deliver)
             assert command.id in self.held, "one answer for each arrival"
             since_s, made = self.held.pop(command.id), self.requests[command.id]
             late = self.now_s >= since_s + self.config.queue_timeout_s
             late = late or (made.deadline_s is not None and self.now_s >= made.deadline_s)
+            if isinstance(command, Deliver):
+                assert command.id in self.tried, "only what an engine said is passed on"
+                continue
             if isinstance(command, Shed):
+                assert command.id not in self.tried
                 assert command.code != "queue_timeout" or late
                 continue
             assert not late, "nothing is sent after its deadline"

@@ -240,6 +240,7 @@ class RouterMachine(RuleBasedStateMachine):
     @rule(policy=st.sampled_from(sorted(registry.BUILTIN)), choices_max=st.integers(1, SLOTS))
     def change_the_policy(self, policy: str, choices_max: int) -> None:
         router = replace(self.config, policy=replace(self.config.policy, name=policy), choices_max=choices_max)
+        self.config = router
         self.feed([ConfigChanged(self.now_s, msgspec.json.encode(Config(router=router)))])
 
     @rule(grace_s=st.floats(0, 3))

@@ -209,9 +209,12 @@ class World:
         return {row["slot"]: row for row in self.ask("explain", asked)["replicas"]}
 
     def load(self, slot: int, requests: int, **changes: Any) -> None:
-        """Put requests on one replica by making the others unready for a moment."""
+        """Put requests on one replica by letting the others lack its model for a moment.
+
+        They stay ready: whatever was not ready for a moment is in slow start afterwards.
+        """
         states = self.states()
-        self.set_fleet([each if each.slot == slot else _unready(each) for each in states])
+        self.set_fleet([each if each.slot == slot else _lacking(each, changes.get("model", "m")) for each in states])
         for _ in range(requests):
             assert self.slot(**changes) == slot
         self.set_fleet(states)
@@ -220,8 +223,8 @@ class World:
         return [state for _, state in sorted(self.router._pools["m"].replicas.items())]
 
 
-def _unready(state: ReplicaState) -> ReplicaState:
-    return replace(state, replica=replace(state.replica, ready=False))
+def _lacking(state: ReplicaState, model: str) -> ReplicaState:
+    return replace(state, replica=replace(state.replica, lacks=[model]))
 
 
 def busy(state: ReplicaState, **load: Any) -> ReplicaState:

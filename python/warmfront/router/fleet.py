@@ -84,7 +84,7 @@ class Pool:
     held_s: float = -math.inf
     """When a request could last not be placed."""
     releases: int = 0
-    """Grows whenever KV memory may have become free."""
+    """Grows whenever KV memory may have become free, or with the rows that may be chosen."""
     published: dict[str, float] = field(default_factory=dict)
     """Gauges of the queue as they were last published."""
     accuracy: dict[str, Accuracy] = field(default_factory=dict)
@@ -145,6 +145,17 @@ class Pool:
         able = [slot for slot in self.fleet.eligible if slot not in lacking]
         return able or [slot for slot in self.ready if slot not in lacking]
 
+    def untried(self, model: str, tried: list[Slot]) -> list[Slot]:
+        """Return the rows for a request that failed at others: of `serving`, or else those still in slow start.
+
+        What limits them is a preference; the request has no other place to go.
+        """
+        rows = [slot for slot in self.serving(model) if slot not in tried]
+        if rows:
+            return rows
+        others = {*tried, *self.lacking.get(model, ())}
+        return [slot for slot in self.ready if slot not in others and self.health.is_slow(slot, self.fleet.now_s)]
+
     def examine(self, now_s: float) -> None:
         """Look for replicas that stand still, and let the policy choose among those that may get new work."""
         if self.flights and self.health.due(now_s):
@@ -163,6 +174,7 @@ class Pool:
         admitted = self.health.admitted(self.fleet.in_flight, now_s)
         if admitted != self.fleet.eligible:
             self.fleet.allow(admitted)
+            self.releases += 1  # a replica that comes back may have room for whoever waits for memory
 
     def fleet_id(self, slot: Slot) -> str | None:
         """Return the id of the replica in a row; `None`: there is none."""

@@ -89,10 +89,12 @@ class Health:
         self.config = config
         self._vitals: dict[Slot, _Vitals] = {}
         self._watched: set[Slot] = set()
-        """Rows that are not in full service; empty nearly always."""
+        """Ready rows that are not in full service; empty nearly always."""
         self._told: dict[Slot, Verdict] = {}
         """What was last reported of rows that were not in full service."""
         self._ready: list[Slot] = []
+        self._present: frozenset[Slot] = frozenset()
+        """The same."""
         self._serves = False
         """The pool has sent a request: whoever joins now joins a running fleet."""
         self._checked_s = -math.inf
@@ -109,7 +111,8 @@ class Health:
             joined: Those of them that hold another replica than before.
             now_s: Present.
         """
-        before, present = set(self._ready), set(ready)
+        before = self._present
+        self._ready, self._present = list(ready), frozenset(ready)
         for slot in joined:
             self.leave(slot)
         for slot in ready:
@@ -117,8 +120,7 @@ class Health:
             vitals = self._vitals.setdefault(slot, _Vitals(progress_s=now_s, counted_s=now_s))
             if is_back and self._serves:
                 self._close(slot, vitals, now_s)
-        self._watched &= present
-        self._ready = list(ready)
+        self._watched &= self._present
 
     def leave(self, slot: Slot) -> None:
         """Forget the replica of a row."""
@@ -191,7 +193,7 @@ class Health:
             return
         pause_s = self.config.pause_s if retry_after_s is None else min(retry_after_s, self.config.pause_s_max)
         vitals.paused_until_s = max(vitals.paused_until_s, now_s + pause_s)
-        self._watched.add(slot)
+        self._watch(slot)
 
     # -- what follows
 
@@ -270,6 +272,10 @@ class Health:
             return Verdict("slow_start", "it has come back")
         return SERVING
 
+    def is_slow(self, slot: Slot, now_s: float) -> bool:
+        """Whether a replica has come back and may not have its full share yet."""
+        return self.verdict(slot, now_s).state == "slow_start"
+
     @property
     def has_news(self) -> bool:
         """Whether `changes` may return something."""
@@ -290,6 +296,11 @@ class Health:
 
     # -- one circuit
 
+    def _watch(self, slot: Slot) -> None:
+        """Let a row be judged from now on; one that is not ready gets nothing anyway, and is no share of the rest."""
+        if slot in self._present:
+            self._watched.add(slot)
+
     def _open(self, slot: Slot, vitals: _Vitals, reason: str, now_s: float) -> None:
         if vitals.circuit == "closed" and now_s - vitals.changed_s > self.config.open_s_max:
             vitals.opened = 0
@@ -297,14 +308,14 @@ class Health:
         vitals.circuit, vitals.reason, vitals.probe = "open", reason, None
         vitals.opened += 1
         vitals.changed_s, vitals.until_s = now_s, now_s + open_s
-        self._watched.add(slot)
+        self._watch(slot)
         self.opens.append((slot, reason))
 
     def _close(self, slot: Slot, vitals: _Vitals, now_s: float) -> None:
         vitals.circuit, vitals.reason, vitals.probe = "closed", "", None
         vitals.row, vitals.good, vitals.bad = 0, 0.0, 0.0
         vitals.changed_s = vitals.slow_since_s = vitals.progress_s = now_s
-        self._watched.add(slot)
+        self._watch(slot)
 
     def _pass_time(self, now_s: float) -> None:
         for slot in list(self._watched):
@@ -322,7 +333,7 @@ class Health:
 
     def _filled(self, admitted: Sequence[Slot], in_flight: Sequence[int], now_s: float) -> set[Slot]:
         """Return the rows in slow start that have as much in flight as they may."""
-        slow = [slot for slot in admitted if self.verdict(slot, now_s).state == "slow_start"]
+        slow = [slot for slot in admitted if self.is_slow(slot, now_s)]
         if not slow:
             return set()
         most = max((in_flight[slot] for slot in admitted if slot not in slow), default=0)

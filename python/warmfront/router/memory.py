@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeGuard
 import msgspec
 from msgspec import Struct
 
-from warmfront.policy.guard import CREDITS, Guard
+from warmfront.policy.guard import CREDITS, HOLD_DOUBLINGS_MAX, Guard
 from warmfront.policy.watch import Watch
 from warmfront.router.accuracy import WINDOW, Accuracy
 from warmfront.router.deciding import Decider
@@ -80,7 +80,9 @@ KEPT = (
 )
 """The estimators of a pool."""
 
-GUARD_KEPT = ("credit", "gain_s", "alarms", "rivals", "_spread_s", "_cost_s", "_doublings", "_tried")
+GUARD_COUNTS = ("alarms", "rivals", "_doublings", "_tried", "_won")
+"""Never negative: block sizes and waits are powers of two of them."""
+GUARD_KEPT = ("credit", "gain_s", "_spread_s", "_cost_s", *GUARD_COUNTS)
 GUARD_TESTS = ("_lower", "_raise")
 """Sequential tests: `Wealth`."""
 GUARD_TEST_KEPT = ("value", "_sum", "_squares")
@@ -265,7 +267,9 @@ def _is_guard(guard: Guard, values: Any, tests: Any) -> bool:
     if not isinstance(values, dict) or not isinstance(tests, dict):
         return False
     has_values = all(_fits(values.get(name), getattr(guard, name)) for name in GUARD_KEPT)
-    return has_values and all(
+    if not has_values or min(values[name] for name in GUARD_COUNTS) < 0 or values["_doublings"] > HOLD_DOUBLINGS_MAX:
+        return False
+    return all(
         isinstance(tests.get(test), dict) and _fits(tests[test].get(name), 0.0) and tests[test]["_squares"] > 0
         for test in GUARD_TESTS
         for name in GUARD_TEST_KEPT

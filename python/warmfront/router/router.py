@@ -270,6 +270,8 @@ class Router:
             gone = self._pools.pop(name)
             gone.leave_all()
             self._decider.forget(name)
+            if not self._flow.depth(name):  # else once its requests are refused
+                self._flow.forget(name)
             if gone.health.has_news:
                 self._refusals.append(Standing(name, []))
         for state in event.fleet.pools:
@@ -483,7 +485,7 @@ class Router:
         if not serving:
             return self._refuse(waiting, NoReplicaError.code)
         # What was tried is excluded first, what is full next; preferences choose among what is left.
-        untried = [slot for slot in serving if slot not in waiting.tried] if waiting.attempts else serving
+        untried = pool.untried(request.model, waiting.tried) if waiting.attempts else serving
         if not untried:
             return self._refuse(waiting, NoReplicaError.code)
         candidates = self._admission.within_limits(pool, untried)

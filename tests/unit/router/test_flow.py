@@ -16,9 +16,11 @@ from warmfront.types import (
     Cancelled,
     Command,
     Dispatch,
+    Failed,
     Finished,
     FirstToken,
     FleetChanged,
+    FleetState,
     RequestId,
     Shed,
     Slot,
@@ -104,6 +106,24 @@ def test_a_request_is_held_while_no_replica_has_memory_for_it_and_sent_when_a_re
     for dispatch in decoding[:-1]:
         assert sent(world.step(Cancelled(dispatch.id, world.now_s))) == []
     assert sent(world.step(Cancelled(decoding[-1].id, world.now_s))) == [held]
+
+
+def test_a_request_that_waits_for_memory_is_sent_when_a_replica_with_memory_is_taken_back() -> None:
+    world = patient(2)
+    world.set_fleet([replica(slot, capacity_tokens=60_000) for slot in range(2)])
+    world.router._pools["m"].fleet.learned.output_tokens = 10_000.0
+    first = world.send(stream=False)
+    away = first.choices[0].slot
+    world.step(Failed(first.id, world.now_s, "rejected", [away], True, 429, 2.0, False))
+    for _ in range(4):
+        decoding = world.send(output_tokens_max=20_000)
+        assert decoding.choices[0].slot != away
+        world.first_token(decoding)
+    for _ in range(BEHIND):
+        world.send(output_tokens_max=20_000)
+    (held,) = arrive(world, 1, output_tokens_max=20_000)
+    assert sent(world.pass_time(0.25)) == []
+    assert sent(world.pass_time(2.0)) == [held]
 
 
 FULL = {"running": 40.0, "waiting": 2.0, "kv_usage": 0.97}
@@ -429,8 +449,13 @@ def test_gauges_tell_what_waits_by_band_how_long_and_why() -> None:
     assert gauges[("warmfront_pool_requests", ("m",))] == 1
     assert gauges[("warmfront_held_total", ("m", "in_flight_limit"))] == 4
     assert gauges[("warmfront_shed_total", ("m", "fleet_saturated"))] == 1
-    world.step(FleetChanged(world.now_s, fleet([]).__class__(3, [])))
-    assert not any(value for (name, _), value in gauges.items() if "waiting" in name or "oldest" in name)
+    world.pass_time(1.0)
+    gauges.clear()
+    world.step(FleetChanged(world.now_s, FleetState(3, [])))
+    world.router.step([])
+    assert not any(labels[0] == "m" for (name, labels) in gauges if name != "warmfront_shed_total"), (
+        "the core drops the series of a pool that is gone: whoever sets one brings it back"
+    )
 
 
 def test_without_requests_nothing_is_kept() -> None:
@@ -444,3 +469,5 @@ def test_without_requests_nothing_is_kept() -> None:
     assert (len(queue), queue.of_flow, queue.requests) == (0, {}, {})
     assert all(not band._lines and not band._turns and not band._fullest for band in queue._bands.values())
     assert len(world.router._flow._deadlines) < 300
+    world.step(FleetChanged(0.0, FleetState(2, [])))
+    assert world.router._flow.queue("m") is None

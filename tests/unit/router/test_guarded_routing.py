@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from random import Random
+from typing import Any
 
 import pytest
 from support.routing import World
@@ -51,8 +52,8 @@ def run(world: World, decisions: int, *, seconds: float, is_cached: bool) -> Non
             world.step(Cancelled(request_id, world.now_s))
 
 
-def guard_of(world: World) -> dict[str, object]:
-    report: dict[str, object] = world.ask("policy")["guard"]["m"]
+def guard_of(world: World) -> dict[str, Any]:
+    report: dict[str, Any] = world.ask("policy")["guard"]["m"]
     return report
 
 
@@ -70,7 +71,7 @@ def test_affinity_that_pays_keeps_its_credit() -> None:
     report = guard_of(world)
     assert report["credit"] == 1.0
     assert report["gain_s"] > 0.5
-    assert report["rivals"] > 100
+    assert 1500 // 80 <= report["rivals"] <= 1500 // 40, "tried on, and less often than a tenth: blocks grow eightfold"
 
 
 def test_a_guard_that_is_off_never_interferes() -> None:

@@ -129,6 +129,24 @@ def test_half_of_the_fleet_stays_whatever_fails_and_the_last_replica_always() ->
     assert chosen(alone, 2) == {0}
 
 
+def test_a_replica_that_is_not_ready_takes_nobody_elses_place_among_those_taken_away() -> None:
+    made = world(3)
+    gone = []
+    while len(gone) < 3:
+        dispatch = made.send(stream=False)
+        if dispatch.choices[0].slot == 2:
+            gone.append(dispatch)
+        else:
+            end(made, dispatch, 200)
+    made.set_fleet([replica(0), replica(1), replica(2, ready=False)])
+    for dispatch in gone:
+        made.step(Failed(dispatch.id, made.now_s, "broken", [Slot(2)], True, None, None, True))
+    made.now_s += 0.1
+    failing(made, 0, 3)
+    assert standings(made)[0] == "open"
+    assert chosen(made, 4) == {1}
+
+
 def test_the_core_is_told_once_of_each_change() -> None:
     made = world(2)
     told = []
@@ -248,6 +266,17 @@ def test_a_replica_that_joins_a_running_fleet_grows_to_its_share() -> None:
     new = [made.send(stream=False).choices[0].slot for _ in range(30)]
     assert new.count(Slot(2)) == 10
     assert held
+
+
+def test_a_request_that_failed_elsewhere_goes_to_a_replica_in_slow_start_though_it_has_its_share() -> None:
+    made = world(1)
+    first = made.send(stream=False)
+    made.set_fleet([replica(0), replica(1)])
+    made.now_s += 0.1
+    assert [made.send(stream=False).choices[0].slot for _ in range(3)] == [1, 0, 0]
+    (again,) = made.step(Failed(first.id, made.now_s, "connect", [Slot(0)], False))
+    assert isinstance(again, Dispatch)
+    assert again.choices[0].slot == 1
 
 
 def test_the_first_fleet_is_in_full_service_at_once() -> None:

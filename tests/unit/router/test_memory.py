@@ -136,6 +136,15 @@ def test_a_value_of_another_shape_leaves_the_prior_and_never_a_half(broken: Any)
     assert world.send().choices  # and it goes on deciding
 
 
+@pytest.mark.parametrize(("name", "count"), [(name, -1) for name in memory.GUARD_COUNTS] + [("_doublings", 10**29)])
+def test_a_count_that_no_guard_can_have_leaves_a_new_guard(name: str, count: int) -> None:
+    world = World(2)
+    piece = msgspec.json.decode(next(pieces(experienced(2))))
+    piece["guard"]["values"] |= {"credit": 0.5, name: count}
+    ask(world, memory.TAKE, msgspec.json.encode(piece))
+    assert told(world)[0]["guard"]["values"] == told(World(2))[0]["guard"]["values"]
+
+
 @settings(max_examples=100, deadline=None, derandomize=True)
 @given(st.binary(max_size=200) | st.text(alphabet='{}[]":,m@019.e-', max_size=60).map(str.encode))
 def test_whatever_is_handed_over_is_refused_or_taken_and_never_raised(payload: bytes) -> None:
