@@ -4,7 +4,7 @@ use std::process::{ExitStatus, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::process::{Child, Command};
+use tokio::process::{Child, ChildStdin, Command};
 use tokio::sync::watch;
 
 use crate::backoff::Backoff;
@@ -26,10 +26,13 @@ pub async fn keep_running(config: ControlConfig, meter: Arc<dyn Meter>, mut stop
     while !*stopping.borrow_and_update() {
         let started = tokio::time::Instant::now();
         match start(program, arguments) {
-            Ok(mut child) => tokio::select! {
-                status = child.wait() => tracing::error!(status = describe(status), "the control process has ended"),
-                () = stopped(&mut stopping) => return end(child).await,
-            },
+            Ok(mut child) => {
+                let input = child.stdin.take(); // waiting for a child would close it
+                tokio::select! {
+                    status = child.wait() => tracing::error!(status = describe(status), "the control process has ended"),
+                    () = stopped(&mut stopping) => return end(child, input).await,
+                }
+            }
             Err(error) => tracing::error!(program, "the control process cannot be started: {error}"),
         }
         if started.elapsed() > HEALTHY {
@@ -58,8 +61,8 @@ fn start(program: &str, arguments: &[String]) -> std::io::Result<Child> {
 }
 
 /// It has been told to stop over the link; closing its standard input says so too.
-async fn end(mut child: Child) {
-    drop(child.stdin.take());
+async fn end(mut child: Child, input: Option<ChildStdin>) {
+    drop(input);
     if let Ok(status) = tokio::time::timeout(END_TIMEOUT, child.wait()).await {
         tracing::info!(status = describe(status), "the control process has ended");
         return;
