@@ -488,10 +488,11 @@ class FlowConfig(Struct, frozen=True, forbid_unknown_fields=True):
     queue_max_per_flow: Count | None = None
     """Waiting requests of one flow; its newest beyond it is shed. Unset: `queue_max` alone bounds it."""
     queue_timeout_s: Positive = 30.0
-    """How long a request may wait before it is shed. Clients usually give up after 60 s."""
+    """How long a request may wait; then it is shed, or see `overflow`. Clients usually give up after 60 s."""
     overflow: Literal["send", "shed"] = "send"
-    """What a full queue does while only estimates hold requests back: `send` the next one to an engine all the same, or
-    `shed` the newest of the least urgent. With nothing ready, or at the limits below, it sheds in any case."""
+    """What happens at the two bounds above while only estimates hold requests back: `send` them to an engine all the
+    same (the next one, the one whose time is up), or `shed` (the newest of the least urgent, the one whose time is up).
+    With nothing ready, at the limits below, or when the client's own time is up, they are shed in any case."""
     weights: dict[str, Positive] = {}
     """Shares of flows (`x-warmfront-flow`) while they compete: weight 2 gets twice the tokens of weight 1. Flows not
     named here have 1."""

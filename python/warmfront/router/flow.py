@@ -159,6 +159,11 @@ class Flow:
         """Return whether a request's time is up."""
         return now_s >= waiting.deadline_s or now_s >= self._stop_s
 
+    def may_still_go(self, waiting: Waiting, now_s: float) -> bool:
+        """Return whether only our own bound is over: the client has not given up, and this process serves on."""
+        deadline_s = waiting.request.deadline_s
+        return self.config.overflow == "send" and now_s < self._stop_s and (deadline_s is None or now_s < deadline_s)
+
     def hold(self, waiting: Waiting) -> None:
         """Let a request wait in its pool's queue."""
         request = waiting.request

@@ -391,11 +391,20 @@ class Router:
 
     def _serve_waiting(self, commands: list[Command]) -> None:
         flow = self._flow
-        commands += [self._shed(waiting, QueueTimeoutError.code) for waiting in flow.expired(self._now_s)]
+        commands += [self._overdue(waiting) for waiting in flow.expired(self._now_s)]
         for waiting in flow.take_new():
             self._offer(waiting, commands)
         for name in flow.pools():
             self._serve(name, commands)
+
+    def _overdue(self, waiting: Waiting) -> Command:
+        """Send a request that nothing but an estimate has held back for so long, shed any other."""
+        pool = self._pools.get(waiting.request.pool)
+        if pool is not None and self._flow.may_still_go(waiting, self._now_s):
+            placed = self._place(waiting, pool, only_hard=True)
+            if not isinstance(placed, Held):
+                return placed
+        return self._shed(waiting, QueueTimeoutError.code)
 
     def _offer(self, waiting: Waiting, commands: list[Command]) -> None:
         """Send a new request at once if nobody waits before it and there is room; let it wait otherwise."""

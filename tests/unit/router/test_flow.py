@@ -276,6 +276,15 @@ def test_a_request_that_arrives_after_its_deadline_is_not_sent() -> None:
     assert codes([world.arrive(deadline_s=2.5)]) == ["queue_timeout"]
 
 
+def test_a_request_that_only_an_estimate_holds_back_is_sent_when_our_own_bound_on_waiting_is_over() -> None:
+    world = patient(1, queue_timeout_s=5.0)
+    for _ in range(BEHIND):
+        world.send(prompt_tokens=LONG)
+    impatient, ours = arrive(world, 1, prompt_tokens=LONG, deadline_s=3.0) + arrive(world, 1, prompt_tokens=LONG)
+    assert (refused(world.pass_time(3.0)), sent(world.pass_time(1.9))) == ([impatient], [])
+    assert sent(world.pass_time(0.1)) == [ours]
+
+
 def test_nothing_waits_beyond_the_grace_time() -> None:
     world = limited()
     world.send()
