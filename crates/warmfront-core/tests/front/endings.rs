@@ -7,8 +7,8 @@ use serde_json::json;
 use tokio::net::TcpListener;
 
 use crate::world::{
-    Act, CHAT, CHAT_STREAM, Engine, Options, SSE_HEAD, World, always, chunk, dispatch, eventually, in_time, json_reply,
-    never, post, say, shed, stream_reply,
+    Act, CHAT, CHAT_STREAM, Engine, Options, SSE_HEAD, World, always, chunk, dispatch, eventually, json_reply, never,
+    post, say, shed, stream_reply,
 };
 
 /// An address where nobody listens.
@@ -253,39 +253,4 @@ async fn gaps_between_tokens_reach_the_router() {
     let gaps = || world.events("paced").iter().map(|event| event[4][0].as_u64().unwrap()).sum::<u64>();
     eventually(|| gaps() == 9).await;
     assert_eq!(world.events("paced")[0][2..4], [json!("m"), json!([0])]);
-}
-
-/// Resident memory of this process.
-fn resident_bytes() -> usize {
-    let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
-    statm.split(' ').nth(1).unwrap().parse::<usize>().unwrap() * 4096
-}
-
-// bug 94
-#[tokio::test]
-async fn clients_that_do_not_read_hold_back_their_engines_instead_of_filling_memory() {
-    const STREAMS: usize = 64;
-    let (world, engine) = World::with(|_| Act::Flood).await;
-    let before = resident_bytes();
-    let mut clients = Vec::new();
-    for _ in 0..STREAMS {
-        let mut client = world.client().await;
-        client.send(post("/v1/chat/completions", CHAT_STREAM)).await;
-        clients.push(client);
-    }
-    eventually(|| engine.requests() == STREAMS).await;
-    in_time(async {
-        // Stalled: a while without a byte more.
-        let mut last = 0;
-        while last == 0 || engine.flooded.load(Ordering::Relaxed) > last {
-            last = engine.flooded.load(Ordering::Relaxed);
-            tokio::time::sleep(Duration::from_millis(300)).await;
-        }
-    })
-    .await;
-    let stream_bytes = resident_bytes().saturating_sub(before) / STREAMS;
-    assert!(stream_bytes < 256 * 1024, "{stream_bytes} bytes a stream");
-    drop(clients);
-    eventually(|| engine.dropped.load(Ordering::Relaxed) == STREAMS).await;
-    world.expect_ends(&["cancelled"; STREAMS]).await;
 }

@@ -6,4 +6,5 @@ mod failures;
 mod leaving;
 mod limits;
 mod passing;
+#[allow(dead_code, reason = "a part is for tests that need a process of their own")]
 mod world;
