@@ -132,11 +132,14 @@ def test_no_client_sees_that_an_idle_engine_was_killed(tmp_path: Path, start: St
         return serving(router) == 2 and set(standings(router).values()) == {"serving"}
 
     wait_for(is_back, "full service again", timeout_s=60)
-    chosen = {
-        wire.post(router.url + COMPLETIONS, {"prompt": f"{number} {QUESTION}", "max_tokens": 1}).headers[REPLICA]
-        for number in range(12)
-    }
-    assert chosen == {engine.url for engine in engines}
+
+    def ask(number: int) -> str:
+        return wire.post(router.url + COMPLETIONS, {"prompt": f"{number} {QUESTION}", "max_tokens": 20}).headers[
+            REPLICA
+        ]
+
+    with ThreadPoolExecutor(12) as clients:  # at once: one after the other, all may go to the one that seems faster
+        assert set(clients.map(ask, range(12))) == {engine.url for engine in engines}
 
 
 @pytest.mark.bug(121)

@@ -13,6 +13,8 @@ import trustme
 from aiohttp import web
 
 HOST = "127.0.0.1"
+TURNS_TO_CLOSE = 20
+"""Turns of the loop in which connections that were refused in their handshake are closed, too."""
 REPLY = {
     "id": "c1",
     "object": "chat.completion",
@@ -62,10 +64,16 @@ class TlsEngine:
 
     def stop(self) -> None:
         if self._runner is not None:
-            asyncio.run_coroutine_threadsafe(self._runner.cleanup(), self._loop).result(timeout=10)
+            asyncio.run_coroutine_threadsafe(self._close(self._runner), self._loop).result(timeout=10)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(timeout=10)
         self._loop.close()
+
+    @staticmethod
+    async def _close(runner: web.AppRunner) -> None:
+        await runner.cleanup()
+        for _ in range(TURNS_TO_CLOSE):
+            await asyncio.sleep(0)
 
     async def _open(self) -> None:
         application = web.Application()
