@@ -184,7 +184,7 @@ def test_an_overloaded_engine_is_relieved_by_the_other_and_its_refusal_passes_wh
         answers = list(pool.map(ask, range(12)))
     statuses = [answer.status for answer in answers]
     assert set(statuses) == {200, 503}
-    assert statuses.count(200) >= 4, "both engines run one and let one wait"
+    assert statuses.count(200) >= len(engines), "each engine runs at least one"
     refused = next(answer for answer in answers if answer.status == 503)
     direct = refused.json()["error"]
     assert "code" in direct
