@@ -33,7 +33,7 @@ CHECKS = [
     checks.content_type_conformance,
     checks.response_schema_conformance,
 ]
-TIMEOUT_S = 10.0
+TIMEOUT_S = 30.0
 BOUNDED = settings(
     max_examples=8,
     derandomize=True,
