@@ -50,6 +50,8 @@ LEAVES, NONSENSE, STREAMS = 0.02, 0.01, 0.5
 GROWTH_MAX = 1.10
 GROWTH_FREE_BYTES = 16 << 20
 """Noise of an allocator; more than this times `GROWTH_MAX` over the second half is a leak."""
+SEGMENT_CACHE_BYTES = 8 << 20
+"""Small, so that it is full in the first half: filling the default of 256 MiB takes longer than a soak."""
 QUIET_S = 20.0
 TAKEN = re.compile(rb"request \S*?(soak-\d+) taken")
 
@@ -124,6 +126,7 @@ async def _start(stack: AsyncExitStack, folder: Path, seed: int) -> World:
         engines.append(Process(f"engine {number}", command, folder / f"engine-{number}.log"))
     urls = [f"http://127.0.0.1:{ports[number * 3]}" for number in range(ENGINES)]
     command = [sys.executable, "-m", "warmfront", "serve", "--listen", f"127.0.0.1:{own}"]
+    command += ["--set", f"index.segment_cache_bytes={SEGMENT_CACHE_BYTES}"]
     command += ["--admin-listen", f"127.0.0.1:{side}", *(word for url in urls for word in ("--replica", url))]
     router = Process("warmfront", command, folder / "router.log")
     world = World(folder, f"http://127.0.0.1:{own}", f"http://127.0.0.1:{side}", engines, [], [], router)
