@@ -7,12 +7,13 @@ does while it lives is made by the [doors](doors.py). The first engine is the vi
 from __future__ import annotations
 
 import os
+import resource
 import signal
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from faults.world import World
+from faults.world import Source, World
 
 HEALS_S = 8.0
 Act = Callable[[World], Awaitable[None]]
@@ -35,8 +36,7 @@ class Case:
     """Can be done to other routers as well."""
     settings: dict[str, Any] = field(default_factory=dict)
     heals_s: float = HEALS_S
-    from_file: bool = False
-    """The router finds its servers in a file."""
+    source: Source = "config"
     doors: bool = False
     """The router reaches the engines' HTTP ports through doors. Without them a dead engine refuses connections."""
 
@@ -127,6 +127,24 @@ async def _take_snapshot_folder(world: World) -> None:
 
 async def _return_snapshot_folder(world: World) -> None:
     (world.folder / "memory.away").rename(world.folder / "memory")
+
+
+def _names(*, is_silent: bool) -> Act:
+    async def act(world: World) -> None:
+        assert world.names is not None
+        world.names.is_silent = is_silent
+
+    return act
+
+
+def _disk(bytes_max: int) -> Act:
+    """Bound the size of the files that the router writes: what a write beyond it sees is what a full disk gives."""
+
+    async def act(world: World) -> None:
+        assert world.router.child is not None
+        resource.prlimit(world.router.child.pid, resource.RLIMIT_FSIZE, (bytes_max, resource.RLIM_INFINITY))
+
+    return act
 
 
 SNAPSHOT = {"snapshot": {"path": "FOLDER/memory/snapshot", "interval_s": 2.0}}
@@ -277,7 +295,7 @@ CASES = (
         "the file with the list of servers disappears",
         _servers_file(None),
         _restore_servers_file,
-        from_file=True,
+        source="file",
     ),
     Case(
         "list-garbage",
@@ -285,7 +303,23 @@ CASES = (
         "the file with the list of servers holds garbage",
         _servers_file("{half a lis"),
         _restore_servers_file,
-        from_file=True,
+        source="file",
+    ),
+    Case(
+        "dns-gone",
+        "sources",
+        "the name server that tells the servers falls silent",
+        _names(is_silent=True),
+        _names(is_silent=False),
+        source="dns",
+    ),
+    Case(
+        "disk-full",
+        "sources",
+        "the disk of the snapshot is full",
+        _disk(4096),
+        _disk(resource.RLIM_INFINITY),
+        settings=SNAPSHOT,
     ),
     Case(
         "snapshot-folder-gone",

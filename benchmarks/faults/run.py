@@ -65,7 +65,7 @@ async def observe(case: Case, router: str, folder: Path, *, seed: int = 0) -> Ob
         TimeoutError: Something did not become ready in the beginning.
     """
     spans = [(BEFORE_S + DURING_S, RATE)] + ([(LATER_S, LATER_RATE)] if router == "warmfront" else [])
-    async with running(router, folder, case.settings, through_doors=case.doors, from_file=case.from_file) as world:
+    async with running(router, folder, case.settings, through_doors=case.doors, source=case.source) as world:
         await send(plan([(6.0, RATE)], seed + 1), world.url, MODEL, MonotonicClock())  # nothing is cold afterwards
         shots, _ = await asyncio.gather(
             send(plan(spans, seed), world.url, MODEL, MonotonicClock()), _befall(case, world)

@@ -17,16 +17,23 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import aiohttp
 import contenders
 import yaml
+from places import ROOT
 from ports import free_ports
 
 from faults.doors import EventDoor, HttpDoor
 
+sys.path.insert(0, str(ROOT / "tests"))  # for the one name server that does what it is told
+from support.dns_server import NameServer
+
 MODEL = contenders.MODEL
+Source = Literal["config", "file", "dns"]
+"""Where the router finds its servers."""
+SERVICE = "_http._tcp.engines.test"
 ENGINES = 3
 FOLDER = "FOLDER"
 """Stands for the folder of the run in settings."""
@@ -103,6 +110,8 @@ class World:
     doors: list[HttpDoor]
     events: list[EventDoor]
     router: Process
+    names: NameServer | None = None
+    """Tells where the engines are, if anybody asks."""
 
     @property
     def servers_file(self) -> Path:
@@ -164,7 +173,7 @@ async def _status(method: str, url: str, body: Any = None) -> int:
 
 @asynccontextmanager
 async def running(
-    router: str, folder: Path, settings: dict[str, Any], *, through_doors: bool, from_file: bool
+    router: str, folder: Path, settings: dict[str, Any], *, through_doors: bool, source: Source
 ) -> AsyncIterator[World]:
     """Start engines, doors and one router; end all of it with the block.
 
@@ -173,7 +182,7 @@ async def running(
         folder: For logs and state.
         settings: More configuration of warmfront, as a tree.
         through_doors: Engines are reached through their HTTP doors, otherwise directly.
-        from_file: The router finds its servers in a file, otherwise in its configuration.
+        source: Where the router finds its servers.
 
     Raises:
         TimeoutError: Something did not become ready.
@@ -183,10 +192,16 @@ async def running(
     engines, doors, events = _engines(folder, rest)
     (folder / "memory").mkdir(exist_ok=True)
     urls = [f"http://127.0.0.1:{door.port}" if through_doors else door.engine for door in doors]
-    process = _router(router, folder, (own, side), urls, events, settings, from_file=from_file)
+    names = NameServer()
+    await names.start()
+    ports_told = [f"0 0 {url.rpartition(':')[2]} localhost." for url in urls]
+    names.records[(f"{SERVICE}.", "SRV")] = ports_told
+    found = {"discovery": [_discovery(source, folder, names)]} if source != "config" else None
+    process = _router(router, folder, (own, side), urls, events, settings, found=found)
     admin = f"http://127.0.0.1:{side}" if router == "warmfront" else ""
-    world = World(folder, f"http://127.0.0.1:{own}", admin, engines, doors, events, process)
+    world = World(folder, f"http://127.0.0.1:{own}", admin, engines, doors, events, process, names)
     async with AsyncExitStack() as stack:
+        stack.callback(names.stop)
         for each in (*doors, *events):
             await each.open()
             stack.push_async_callback(each.close)
@@ -230,7 +245,7 @@ def _router(
     events: list[EventDoor],
     settings: dict[str, Any],
     *,
-    from_file: bool,
+    found: dict[str, Any] | None,
 ) -> Process:
     log = folder / "router.log"
     own, side = ports
@@ -249,16 +264,21 @@ def _router(
         for url, event in zip(urls, events, strict=True)
     ]
     (folder / "servers.yaml").write_text(yaml.safe_dump(servers), encoding="utf-8")
-    found = {"discovery": [{"type": "file", "path": str(folder / "servers.yaml")}]}
     tree = {
         "front": {"listen": f"127.0.0.1:{own}"},
         "control": {"admin_listen": f"127.0.0.1:{side}"},
-        "fleet": found if from_file else {"servers": servers},
+        "fleet": found or {"servers": servers},
     }
     path = folder / "warmfront.yaml"
     text = yaml.safe_dump(_merged(tree, settings)).replace(FOLDER, str(folder))
     path.write_text(text, encoding="utf-8")
     return Process(name, [sys.executable, "-m", "warmfront", "serve", "--config", str(path)], log)
+
+
+def _discovery(source: Source, folder: Path, names: NameServer) -> dict[str, Any]:
+    if source == "file":
+        return {"type": "file", "path": str(folder / "servers.yaml")}
+    return {"type": "srv", "name": SERVICE, "nameservers": [names.address], "interval_s": 1.0, "timeout_s": 1.0}
 
 
 def _merged(tree: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
