@@ -404,7 +404,8 @@ class Router:
             placed = self._place(waiting, pool, only_hard=True)
             if not isinstance(placed, Held):
                 return placed
-        return self._shed(waiting, QueueTimeoutError.code)
+        is_busy = pool is not None and pool.fleet.eligible
+        return self._shed(waiting, QueueTimeoutError.code if is_busy else NoReplicaError.code)
 
     def _offer(self, waiting: Waiting, commands: list[Command]) -> None:
         """Send a new request at once if nobody waits before it and there is room; let it wait otherwise."""

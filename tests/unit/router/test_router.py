@@ -51,12 +51,13 @@ def test_requests_wait_while_nothing_is_ready_and_go_in_order_when_something_is(
     assert [command.id for command in commands] == [each.id for each in requests]
 
 
-def test_a_waiting_request_is_shed_when_its_time_is_up() -> None:
+@pytest.mark.bug(141)
+def test_a_request_that_waited_for_a_ready_replica_in_vain_is_told_so_and_when_to_come_back() -> None:
     world = World(0, flow=FlowConfig(queue_timeout_s=5.0))
     assert world.step(Arrived(world.new())) == []
     assert world.pass_time(4.9) == []
     (shed,) = world.pass_time(0.2)
-    assert codes([shed]) == ["queue_timeout"]
+    assert codes([shed]) == ["no_ready_replica"]
     assert isinstance(shed, Shed)
     assert shed.retry_after_s is not None
     assert 1.0 <= shed.retry_after_s <= 5.0
@@ -217,7 +218,7 @@ def test_a_request_whose_prompt_the_core_dropped_is_placed_by_load() -> None:
 def test_nothing_waits_beyond_the_grace_time() -> None:
     world = World(0)
     assert world.step(Arrived(world.new()), Stopping(0.0, 2.0)) == []
-    assert codes(world.pass_time(2.1)) == ["queue_timeout"]
+    assert codes(world.pass_time(2.1)) == ["no_ready_replica"]
 
 
 class Broken:
