@@ -236,3 +236,21 @@ def codes(commands: Iterable[Command]) -> list[str]:
     """Return the codes of all refusals; `deliver` where the core passes on what it holds."""
     refusals = [command for command in commands if isinstance(command, Shed | Deliver)]
     return [command.code if isinstance(command, Shed) else "deliver" for command in refusals]
+
+
+class Notebook:
+    """A meter that remembers."""
+
+    def __init__(self) -> None:
+        self.counts: dict[tuple[str, tuple[str, ...]], float] = {}
+        self.gauges: dict[tuple[str, tuple[str, ...]], float] = {}
+        self.seen: list[tuple[str, float]] = []
+
+    def count(self, name: str, labels: tuple[str, ...], n: float) -> None:
+        self.counts[(name, labels)] = self.counts.get((name, labels), 0) + n
+
+    def observe(self, name: str, labels: tuple[str, ...], value: float) -> None:
+        self.seen.append((name, value))
+
+    def set(self, name: str, labels: tuple[str, ...], value: float) -> None:
+        self.gauges[(name, labels)] = value

@@ -172,7 +172,7 @@ class Sequences:
             return
         if running > self._most[slot]:
             self.limit[slot], self._most[slot], self._reports[slot] = None, running, 0
-        is_full = running >= max(1.0, SEQUENCES_NEARLY * self._most[slot])  # with none running it is stuck, not full
+        is_full = running >= SEQUENCES_NEARLY * self._most[slot]
         if not is_full or waiting < max(1.0, SEQUENCES_WAITING * running) or kv_usage > SEQUENCES_KV_MAX:
             self._reports[slot] = 0
             return

@@ -18,11 +18,9 @@ from msgspec import Struct
 from warmfront.config import FlowConfig
 from warmfront.policy.base import Fleet
 from warmfront.policy.prices import MEMORY_FULL
-from warmfront.router.fleet import Pool
+from warmfront.router.fleet import REPORT_S_MAX, Pool
 from warmfront.types import Overlap, Request, Slot
 
-REPORT_S_MAX = 5.0
-"""Older reports of engines say nothing of the present."""
 SPARED_SHARE = 0.25
 """Saturated replicas are left out while they are no more than this share of those that may be chosen."""
 EASE_S = 30.0
@@ -66,19 +64,22 @@ class Admission:
     def follow(self, pool: Pool) -> None:
         """Look at what engines report: which of them has a queue of its own because its KV memory is full.
 
-        Such an engine has room again when as many requests have ended as waited in it; the report is a second old.
+        Such an engine has room again when as many requests have ended as waited in it; the report is a second old. The
+        same report told again says the same: it must not begin that count anew.
         """
-        pool.saturated, pool.reported_s = {}, pool.fleet.now_s
+        pool.reported_s, before = pool.fleet.now_s, pool.saturated
+        pool.saturated = {}
         for slot, state in pool.replicas.items():
             load = state.replica.load
             if not load.waiting or load.kv_usage is None or (load.age_s or 0.0) > REPORT_S_MAX:
                 continue
             if load.kv_usage >= self._kv_usage_max:
-                pool.saturated[slot] = pool.fleet.in_flight[slot] - int(load.waiting)
+                room = pool.fleet.in_flight[slot] - int(load.waiting)
+                pool.saturated[slot] = room if slot in pool.scraped else before.get(slot, room)
 
     def within_limits(self, pool: Pool, slots: list[Slot]) -> list[Slot]:
         """Return the slots that the operator's limits leave; the very list when all are left."""
-        if self._in_all is not None and len(pool.flights) >= self._in_all:
+        if self.is_full(pool):
             return []
         limit = self._per_replica
         if limit is None:

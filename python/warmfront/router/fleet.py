@@ -21,8 +21,12 @@ from warmfront.policy.estimators import AGE_BUCKETS, BusyPeriod, Credit, Learned
 from warmfront.router.accuracy import Accuracy
 from warmfront.router.health import Health, Stretch
 from warmfront.router.turns import Waiting
-from warmfront.types import Choice, Finished, Overlap, PoolState, ReplicaState, Request, RequestId, Slot
+from warmfront.types import Choice, EngineLoad, Finished, Overlap, PoolState, ReplicaState, Request, RequestId, Slot
 
+REPORT_S_MAX = 5.0
+"""Older reports of engines say nothing of the present."""
+SCRAPE_JITTER_S = 0.05
+"""Two ages of one scrape, told at different times, agree within this."""
 MEMORY_DELAYS = 0.9
 """Share of KV memory in use above which prefill times say more about memory than about prefill."""
 PREFILL_SAMPLES_MIN = 3
@@ -81,6 +85,8 @@ class Pool:
     """Rows whose engine reports a queue of its own and full memory, and the requests in flight at which it has room."""
     reported_s: float = 0.0
     """When that was last told."""
+    scraped: set[Slot] = field(default_factory=set)
+    """Rows of which the last state of the fleet brought a new report of the engine, and not the one before again."""
     held_s: float = -math.inf
     """When a request could last not be placed."""
     releases: int = 0
@@ -96,6 +102,8 @@ class Pool:
     lacking: dict[str, set[Slot]] = field(default_factory=dict)
     """Model → rows that do not serve it, for models that some replica lacks: adapters are loaded one by one."""
     _peaks: dict[Slot, tuple[int, int]] = field(default_factory=dict)
+    _reports: dict[Slot, tuple[EngineLoad, float]] = field(default_factory=dict)
+    """The last report of each row, and the moment it speaks of."""
     _due: list[tuple[float, RequestId]] = field(default_factory=list)
     _active_tokens: list[int] = field(default_factory=list)
     """Tokens of distinct blocks in use, by slot, as the last overlap told."""
@@ -122,6 +130,7 @@ class Pool:
         present = {each.slot: each for each in state.replicas if 0 <= each.slot < SLOTS_MAX}
         for slot in [slot for slot in self.replicas if slot not in present]:
             self._leave(slot)
+        self.scraped.clear()
         joined = [slot for slot, replica in present.items() if self.fleet_id(slot) != replica.replica.id]
         for slot, replica in present.items():
             self._place(slot, replica)
@@ -205,12 +214,28 @@ class Pool:
         fleet.capacity_tokens[slot] = replica.capacity_tokens
         fleet.kv_usage[slot] = replica.load.kv_usage
         self.replicas[slot] = state
-        load = replica.load
-        if load.running is not None and load.waiting is not None and load.kv_usage is not None:
-            fleet.learned.sequences.seen(slot, running=load.running, waiting=load.waiting, kv_usage=load.kv_usage)
-        fleet.foreign[slot] = self._foreign(slot, replica.load.running, replica.load.waiting)
+        if self._is_new_report(slot, replica.load):
+            self.scraped.add(slot)
+            self._take_report(slot, replica.load)
         self.reloaded.add(slot)
         self._changed(slot)
+
+    def _is_new_report(self, slot: Slot, load: EngineLoad) -> bool:
+        """Whether a load is not the one that was told before: states of the fleet come more often than scrapes."""
+        now_s = self.fleet.now_s
+        if load.age_s is None:
+            return True
+        before, moment_s = self._reports.get(slot, (None, -math.inf))
+        if load == before or now_s - load.age_s <= moment_s + SCRAPE_JITTER_S:
+            return False
+        self._reports[slot] = (load, now_s - load.age_s)
+        return True
+
+    def _take_report(self, slot: Slot, load: EngineLoad) -> None:
+        is_fresh = (load.age_s or 0.0) <= REPORT_S_MAX
+        if is_fresh and load.running is not None and load.waiting is not None and load.kv_usage is not None:
+            self.fleet.learned.sequences.seen(slot, running=load.running, waiting=load.waiting, kv_usage=load.kv_usage)
+        self.fleet.foreign[slot] = self._foreign(slot, load.running, load.waiting)
 
     def _foreign(self, slot: Slot, running: float | None, waiting: float | None) -> float:
         """Requests at the engine that are not ours.
@@ -251,6 +276,7 @@ class Pool:
         fleet.membership += 1
         self.health.leave(slot)
         self._peaks.pop(slot, None)
+        self._reports.pop(slot, None)
         self._hidden.pop(slot, None)
         self._weights[slot] = 0.0
         self.touched.discard(slot)

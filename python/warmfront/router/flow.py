@@ -222,7 +222,7 @@ class Flow:
         return 0 if queue is None else len(queue)
 
     def expired(self, now_s: float) -> list[Waiting]:
-        """Take out every held request whose time is up."""
+        """Return every held request whose time is up; each is told once, and to be sent or cancelled by the caller."""
         if now_s >= self._stop_s:
             over = [waiting for queue in self._queues.values() for waiting in queue.requests.values()]
         else:
@@ -232,8 +232,6 @@ class Flow:
                 queue = self._queue_of.get(request_id)
                 if queue is not None and now_s >= queue.requests[request_id].deadline_s:
                     over.append(queue.requests[request_id])
-        for waiting in over:
-            self.cancel(waiting.request.id)
         return over
 
     def retry_after_s(self) -> float:

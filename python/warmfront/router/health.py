@@ -14,7 +14,7 @@ times come with the events. What clients do wrong (4xx) never counts, neither fo
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, get_args
 
@@ -197,8 +197,8 @@ class Health:
 
     # -- what follows
 
-    def check(self, now_s: float, stretches: Mapping[Slot, Stretch] | Sequence[Stretch]) -> None:
-        """Open the circuits of replicas whose streams stand still.
+    def check(self, now_s: float, stretches: Sequence[Stretch]) -> None:
+        """Open the circuits of replicas whose streams stand still; called when `due`.
 
         Only while another replica could take over: when all stand still, the cause is not one engine.
 
@@ -207,8 +207,6 @@ class Health:
             stretches: What each replica has in hand, by slot.
         """
         elapsed_s = now_s - self._checked_s
-        if elapsed_s < CHECK_INTERVAL_S:
-            return
         self._checked_s = now_s
         if elapsed_s > GAP_S:
             for vitals in self._vitals.values():
@@ -252,7 +250,11 @@ class Health:
         )
         ejected = {slot for _, _, slot in unwanted[: self.ejected_max()]}
         admitted = [slot for slot in ready if slot not in ejected]
-        filled = self._filled(admitted, in_flight, now_s)
+        slow = {slot for slot in self._watched if slot not in ejected and self.is_slow(slot, now_s)}
+        if not slow:
+            return admitted
+        most = max((in_flight[slot] for slot in admitted if slot not in slow), default=0)
+        filled = {slot for slot in slow if in_flight[slot] >= self._limit(self._vitals[slot], most, now_s)}
         return [slot for slot in admitted if slot not in filled] if len(filled) < len(admitted) else admitted
 
     def ejected_max(self) -> int:
@@ -279,7 +281,7 @@ class Health:
     @property
     def has_news(self) -> bool:
         """Whether `changes` may return something."""
-        return bool(self._watched or self._told)
+        return bool(self._watched or self._told or self.opens)
 
     def changes(self, now_s: float) -> dict[Slot, Verdict]:
         """Return the verdicts that are others than when last asked, by slot."""
@@ -330,14 +332,6 @@ class Health:
     def _is_unwanted(self, vitals: _Vitals, now_s: float) -> bool:
         is_probed = vitals.circuit == "half_open" and vitals.probe is not None
         return vitals.circuit == "open" or is_probed or now_s < vitals.paused_until_s
-
-    def _filled(self, admitted: Sequence[Slot], in_flight: Sequence[int], now_s: float) -> set[Slot]:
-        """Return the rows in slow start that have as much in flight as they may."""
-        slow = [slot for slot in admitted if self.is_slow(slot, now_s)]
-        if not slow:
-            return set()
-        most = max((in_flight[slot] for slot in admitted if slot not in slow), default=0)
-        return {slot for slot in slow if in_flight[slot] >= self._limit(self._vitals[slot], most, now_s)}
 
     def _limit(self, vitals: _Vitals, most: int, now_s: float) -> int:
         """Requests at once, growing to what the busiest of the others has."""

@@ -73,8 +73,9 @@ KEPT = (
     Kept("continuation", shared=("_successors", "_requests", "_arrivals", "later"), left=("_turns_max",)),
     Kept(
         "regret",
-        by_slot=("share", "_counts"),
-        left=("_prior", "_prior_evictions", "_seen", "_followed_s"),  # the index counts from zero again
+        by_slot=("_counts",),
+        # The index counts from zero again; the share is made of the counts of the whole pool.
+        left=("share", "_prior", "_prior_evictions", "_seen", "_followed_s"),
     ),
     Kept("sequences", by_slot=("limit", "_most", "_reports")),
 )
@@ -134,14 +135,14 @@ def piece(pools: dict[str, Pool], decider: Decider, payload: bytes) -> Piece:
     if not payload:
         name = names[0] if names else ""
     first = int(row) if row.isdecimal() else 0
+    following = [other for other in names if other > name]
+    after = f"{following[0]}@0" if following else None
     pool = pools.get(name)
-    if pool is None:
-        return Piece()
+    if pool is None:  # it has left since it was named
+        return Piece(next=after)
     slots = sorted(pool.replicas)
     told = slots[first : first + REPLICAS_A_PIECE]
     behind = first + len(told)
-    following = [other for other in names if other > name]
-    after = f"{following[0]}@0" if following else None
     return Piece(
         pool=name,
         shared=_shared(pool) if first == 0 else {},
@@ -215,8 +216,11 @@ def _replica(pool: Pool, slot: Slot) -> dict[str, Any]:
 
 def _put_replica(pool: Pool, slot: Slot, values: dict[str, Any]) -> None:
     for where, name, rows in _attributes(pool, of_slots=True):
-        value = values.get(f"{type(where).__name__}.{name}")
-        if _fits(value, rows[slot]) or (name == "limit" and (value is None or _is_number(value))):
+        key = f"{type(where).__name__}.{name}"
+        if key not in values:
+            continue
+        value = values[key]
+        if _is_limit(value) if name == "limit" else _fits(value, rows[slot]):
             rows[slot] = tuple(value) if isinstance(value, list) and isinstance(rows[slot], tuple) else value
     name = pool.replicas[slot].replica.id
     accuracy = Accuracy(name)
@@ -229,6 +233,11 @@ def _put_replica(pool: Pool, slot: Slot, values: dict[str, Any]) -> None:
         setattr(accuracy, kept, values[f"Accuracy.{kept}"])
     accuracy._recent.extend((predicted, reported) for predicted, reported in recent)
     pool.accuracy.setdefault(name, accuracy)
+
+
+def _is_limit(value: Any) -> bool:
+    """A number of sequences, or none known."""
+    return value is None or (_is_number(value) and value >= 1)
 
 
 def _guard(watch: Watch | None, now_s: float) -> dict[str, Any]:

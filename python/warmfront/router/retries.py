@@ -43,7 +43,7 @@ class Retries:
         self._tokens = min(self._tokens_max, self._tokens + self._config.retries.budget_share)
 
     def ask(self, failed: Failed, *, attempts: int, now_s: float) -> Answer:
-        """Decide, and take what it costs. `no_replica` is the caller's to say.
+        """Decide, and take what it costs. Called where another replica is left: `no_replica` is the caller's to say.
 
         Args:
             failed: The failure; the client has seen nothing of it.

@@ -32,7 +32,7 @@ from warmfront.router.flow import Flow, Queue
 from warmfront.router.index import Index
 from warmfront.router.meter import Meter, NullMeter
 from warmfront.router.publish import publish, publish_limits
-from warmfront.router.retries import Retries
+from warmfront.router.retries import Answer, Retries
 from warmfront.router.turns import Waiting
 from warmfront.types import (
     Arrived,
@@ -233,15 +233,16 @@ class Router:
         self._end(event.id)
         if event.began:
             return
-        request = flight.request
-        answer = self._retries.ask(event, attempts=flight.attempts, now_s=self._now_s)
-        if request.pool not in self._pools:
-            answer = "no_replica"
+        request, tried = flight.request, sorted({*flight.tried, *event.tried})
+        present = self._pools.get(request.pool)
+        if present is None or not present.untried(request.model, tried):
+            answer: Answer = "no_replica"
+        else:
+            answer = self._retries.ask(event, attempts=flight.attempts, now_s=self._now_s)
         self._meter.count("warmfront_retries_total", (event.error, answer), 1)
         if answer != "again":
             self._refusals.append(Deliver(request.id))
             return
-        tried = sorted({*flight.tried, *event.tried})
         self._flow.add(request, self._now_s, tried=tried, attempts=flight.attempts)
 
     def _judge(self, pool: Pool, flight: Flight, slot: Slot, event: Finished) -> None:
@@ -284,10 +285,11 @@ class Router:
                     seed=policy.seed,
                     choices_max=self._config.choices_max,
                 )
-            self._pools[state.name].fleet.now_s = self._now_s
-            self._pools[state.name].follow(state)
-            self._admission.follow(self._pools[state.name])
-            self._memory.give(self._pools[state.name], self._decider)
+            pool = self._pools[state.name]
+            pool.fleet.now_s = self._now_s
+            pool.follow(state)
+            self._admission.follow(pool)
+            self._memory.give(pool, self._decider)
 
     def _config_changed(self, event: ConfigChanged) -> None:
         self._at(event.time_s)
@@ -316,10 +318,10 @@ class Router:
             self._stray("paced")
             return
         rows = zip(event.slots, event.gaps, event.gap_seconds, strict=False)
-        for slot, gaps in zip(event.slots, event.gaps, strict=False):
-            if gaps > 0:
-                pool.health.progressed(slot, self._now_s)
-        pool.paced({slot: seconds / gaps for slot, gaps, seconds in rows if gaps > 0}, self._now_s)
+        gaps_s = {slot: seconds / gaps for slot, gaps, seconds in rows if gaps > 0}
+        for slot in gaps_s:
+            pool.health.progressed(slot, self._now_s)
+        pool.paced(gaps_s, self._now_s)
 
     def _tick(self, event: Tick) -> None:
         self._at(event.time_s)
@@ -405,7 +407,7 @@ class Router:
             if not isinstance(placed, Held):
                 return placed
         is_busy = pool is not None and pool.fleet.eligible
-        return self._shed(waiting, QueueTimeoutError.code if is_busy else NoReplicaError.code)
+        return self._refuse(waiting, QueueTimeoutError.code if is_busy else NoReplicaError.code)
 
     def _offer(self, waiting: Waiting, commands: list[Command]) -> None:
         """Send a new request at once if nobody waits before it and there is room; let it wait otherwise."""
@@ -446,6 +448,7 @@ class Router:
         self._drain(queue, pool, commands)
         self._tell_starvation(pool)
         self._trim(queue, pool, commands)
+        pool.fleet.held_s = 0.0
 
     def _drain(self, queue: Queue, pool: Pool, commands: list[Command]) -> None:
         passed = 0
@@ -484,7 +487,6 @@ class Router:
             while queue.of_flow.get(flow, 0) > (bound or 0):
                 commands.append(self._refuse(queue.last_of(flow), ShedError.code))
         queue.grown.clear()
-        pool.fleet.held_s = 0.0
 
     def _place(self, waiting: Waiting, pool: Pool, *, only_hard: bool = False) -> Command | Held:
         """Answer one request, or say why it is held; `only_hard`: estimates are no reason."""
@@ -567,6 +569,10 @@ class Router:
 
     def _tell_standing(self, pool: Pool, commands: list[Command]) -> None:
         """Log each change of a replica's state once, count it, and let the core know."""
+        for slot, reason in pool.health.opens:
+            if (opened := pool.fleet.id[slot]) is not None:
+                self._meter.count("warmfront_circuit_opens_total", (opened, reason), 1)
+        pool.health.opens.clear()
         changes = pool.health.changes(self._now_s)
         if not changes:
             return
@@ -578,9 +584,6 @@ class Router:
             reason = f" ({verdict.reason})" if verdict.reason else ""
             logger.log(level, "pool %s: replica %s is %s%s", pool.name, name, verdict.state, reason)
             pool.rejudged.add(slot)
-        for slot, reason in pool.health.opens:
-            self._meter.count("warmfront_circuit_opens_total", (pool.fleet.id[slot] or "", reason), 1)
-        pool.health.opens.clear()
         limited = pool.health.limited(self._now_s)
         rows: list[tuple[Slot, str, str]] = [(slot, state, reason) for slot, (state, reason) in limited.items()]
         commands.append(Standing(pool.name, rows))

@@ -282,7 +282,10 @@ def test_a_request_that_only_an_estimate_holds_back_is_sent_when_our_own_bound_o
         world.send(prompt_tokens=LONG)
     impatient, ours = arrive(world, 1, prompt_tokens=LONG, deadline_s=3.0) + arrive(world, 1, prompt_tokens=LONG)
     assert (refused(world.pass_time(3.0)), sent(world.pass_time(1.9))) == ([impatient], [])
+    flow = world.router._flow
+    before_s = flow._mean_wait_s
     assert sent(world.pass_time(0.1)) == [ours]
+    assert flow._mean_wait_s == pytest.approx(before_s + 0.1 * (5.0 - before_s)), "a wait as any other"
 
 
 def test_nothing_waits_beyond_the_grace_time() -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from support.routing import World, codes, replica
+from support.routing import Notebook, World, codes, replica, request
 from warmfront.config import HealthConfig, PolicyConfig, RetryConfig, RouterConfig
+from warmfront.router.health import Health
 from warmfront.types import (
     Cancelled,
     Deliver,
@@ -369,3 +370,34 @@ def test_the_only_replica_with_a_models_adapter_serves_it_whatever_its_circuit_s
     assert standings(made)[1] == "open"
     assert chosen(made, 4) == {0, 2}
     assert made.send(model="lora", adapter="lora").choices[0].slot == 1
+
+
+def test_a_failure_that_nobody_else_can_make_good_costs_no_budget_and_is_counted_as_such() -> None:
+    meter, alone = Notebook(), world(1)
+    alone.router._meter = meter
+    before = alone.router._retries._tokens
+    dispatch = alone.send(stream=False)
+    commands = alone.step(Failed(dispatch.id, alone.now_s, "rejected", [Slot(0)], False, 503, None, False))
+    assert codes(commands) == ["deliver"]
+    assert meter.counts["warmfront_retries_total", ("rejected", "no_replica")] == 1
+    assert alone.router._retries._tokens >= before
+
+
+def test_the_rows_that_may_be_chosen_are_found_by_looking_at_those_that_are_watched(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rows = [Slot(slot) for slot in range(500)]
+    health = Health(HealthConfig())
+    health.follow(rows, [], 0.0)
+    health.sent(rows[0], request(1), 0.0)
+    health.follow(rows, [Slot(7)], 1.0)
+    looked: list[Slot] = []
+    is_slow = Health.is_slow
+
+    def noted(self: Health, slot: Slot, now_s: float) -> bool:
+        looked.append(slot)
+        return is_slow(self, slot, now_s)
+
+    monkeypatch.setattr(Health, "is_slow", noted)
+    assert health.admitted([1] * 500, 1.0) == [*rows[:7], *rows[8:]], "it comes back slowly"
+    assert set(looked) == {7}

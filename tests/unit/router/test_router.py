@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 from msgspec.structs import replace
-from support.routing import PlainIndex, World, codes, fleet, replica, request
+from support.routing import Notebook, PlainIndex, World, codes, fleet, replica, request
 from warmfront.config import Config, FlowConfig, PolicyConfig, RouterConfig
 from warmfront.policy import registry
 from warmfront.policy.base import Fleet
@@ -338,24 +338,6 @@ def test_starvation_is_said_once_and_its_end_once(caplog: pytest.LogCaptureFixtu
         "pool m: no replica is ready; requests wait",
         "pool m: a replica is ready again",
     ]
-
-
-class Notebook:
-    """A meter that remembers."""
-
-    def __init__(self) -> None:
-        self.counts: dict[tuple[str, tuple[str, ...]], float] = {}
-        self.gauges: dict[tuple[str, tuple[str, ...]], float] = {}
-        self.seen: list[tuple[str, float]] = []
-
-    def count(self, name: str, labels: tuple[str, ...], n: float) -> None:
-        self.counts[(name, labels)] = self.counts.get((name, labels), 0) + n
-
-    def observe(self, name: str, labels: tuple[str, ...], value: float) -> None:
-        self.seen.append((name, value))
-
-    def set(self, name: str, labels: tuple[str, ...], value: float) -> None:
-        self.gauges[(name, labels)] = value
 
 
 @pytest.mark.bug(9, 134, 142)
