@@ -77,7 +77,7 @@ async def _run(pairs: list[tuple[Case, str]], jobs: int) -> int:
                 print(f"{case.name}, {router}: {error}", file=sys.stderr, flush=True)
                 return
             print(f"{case.name}, {router}: {observation.seen}, recovered {observation.recovered_s} s", flush=True)
-            _keep(as_json(observation))
+            _keep(as_json(observation) | {"about": about()})
 
     await asyncio.gather(*(one(case, router) for case, router in pairs))
     return failures
@@ -89,7 +89,7 @@ def _keep(row: dict[str, Any]) -> None:
     order = {case.name: number for number, case in enumerate(CASES)}
     routers = {name: number for number, name in enumerate(("warmfront", *PEERS))}
     rows = sorted([*rows, row], key=lambda each: (order[each["case"]], routers[each["router"]]))
-    _write(data | {"about": about(), "rows": rows})
+    _write(data | {"rows": rows})
 
 
 def _write(data: dict[str, Any]) -> None:

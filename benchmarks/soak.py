@@ -90,11 +90,14 @@ async def _soak(requests: int, seed: int, fault_every_s: float, folder: Path) ->
         faults = asyncio.create_task(_break_things(world, Random(seed), fault_every_s, tally))
         await _load(world, requests, seed, tally)
         faults.cancel()
-        await asyncio.gather(faults, return_exceptions=True)
+        (ended,) = await asyncio.gather(faults, return_exceptions=True)
         ledger = await _until_quiet(world)
     twice = [name for name, times in _taken(folder).items() if times > 1]
     print(json.dumps({"seen": tally.seen, "faults": tally.faults, "resident_mib": [b >> 20 for b in tally.resident]}))
-    return list(_problems(tally, twice, ledger, requests))
+    problems = list(_problems(tally, twice, ledger, requests))
+    if not isinstance(ended, asyncio.CancelledError):
+        problems.append(f"the faults ended by themselves: {ended!r}")
+    return problems
 
 
 def _problems(tally: Tally, twice: list[str], ledger: str | None, requests: int) -> Iterator[str]:

@@ -7,7 +7,6 @@ clients down and look better for it. Nothing is retried here: what one request s
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
@@ -15,10 +14,11 @@ from typing import Any
 
 import aiohttp
 from warmfront.clock import Clock
+from warmfront.control.reading import LINE_BYTES_MAX, stream_chunk
+from warmfront.demo.load import PREDICTED_HEADER
 from warmfront.sim.words import NOUNS, OTHERS, VERBS
 
 CLIENT_TIMEOUT_S = 20.0
-PREDICTED_HEADER = "x-warmfront-predicted-cached-tokens"
 ASSISTANTS = 12
 SYSTEM_WORDS = 700
 QUESTION_WORDS = 25
@@ -84,7 +84,7 @@ async def send(planned: Sequence[Planned], url: str, model: str, clock: Clock) -
     timeout = aiohttp.ClientTimeout(total=CLIENT_TIMEOUT_S)
     # A connection for each request: a pooled one that a dying router closes would blame the client's library.
     connector = aiohttp.TCPConnector(limit=0, force_close=True)
-    async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session:
+    async with aiohttp.ClientSession(timeout=timeout, connector=connector, read_bufsize=LINE_BYTES_MAX) as session:
 
         async def one(each: Planned) -> Shot:
             await asyncio.sleep(begun_s + each.start_s - clock.now_s())
@@ -120,12 +120,10 @@ async def _ask(session: aiohttp.ClientSession, url: str, model: str, each: Plann
         shot.predicted_tokens = None if predicted is None else int(predicted)
         done = False
         async for line in response.content:
-            if not line.startswith(b"data: "):
+            done = done or line.startswith(b"data: [DONE]")
+            chunk = stream_chunk(line)
+            if chunk is None:
                 continue
-            if line.startswith(b"data: [DONE]"):
-                done = True
-                continue
-            chunk = json.loads(line[6:])
             if "error" in chunk:
                 return "error event"
             if shot.ttft_s is None and chunk.get("choices"):

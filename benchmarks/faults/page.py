@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,8 @@ from typing import Any
 from lab_checks.text import table
 
 from faults.cases import CASES, HEALS_S, Case
+from faults.load import CLIENT_TIMEOUT_S
+from faults.run import RATE
 
 PAGE = "docs/reference/faults.md"
 DATA = "docs/reference/faults.json"
@@ -30,13 +33,13 @@ What clients see when something breaks, how long it lasts, and what the index be
 processes: three `warmfront engine` servers, one router, {rate:g} streamed requests a second from clients that never
 retry. Then on virtual time, with larger fleets.
 
-Measured on {date} at commit {commit} ({cores} cores, load average {load_average}). Routers of others run the same
-faults with their defaults, where a fault can be made without their help; they get no KV events.
+{measured} Routers of others run the same faults with their defaults, where a fault can be made without their help; they
+get no KV events.
 """
 READING = """\
 - *requests*: on their way when the fault began, or sent after it. *seen*: what became of those that were not simply
   answered. `status`: the answer's. `error event`: the stream ended with one. `cut`: the connection ended in the middle
-  of an answer. `timeout`: no end after 20 s. `refused`: nobody listened.
+  of an answer. `timeout`: no end after {timeout:g} s. `refused`: nobody listened.
 - *slow*: answered, but with a first token later than a second and five times the p90 before the fault.
 - *recovered*: from the beginning of the fault to the start of the last request that failed or was slow. A fault that
   heals, heals after {heals:g} s unless the row says otherwise.
@@ -51,22 +54,30 @@ def read(root: Path) -> dict[str, Any]:
     """Return what was measured so far."""
     path = root / DATA
     if not path.exists():
-        return {"about": {}, "rows": [], "virtual": []}
+        return {"rows": [], "virtual": []}
     return dict(json.loads(path.read_text(encoding="utf-8")))
 
 
 def render(data: Mapping[str, Any]) -> str:
     """Return the page."""
     rows: Sequence[dict[str, Any]] = data["rows"]
-    about = {"date": "?", "commit": "?", "cores": "?", "load_average": "?"} | data["about"]
-    parts = [INTRODUCTION.format(rate=5.0, **{key: about[key] for key in ("date", "commit", "cores", "load_average")})]
-    parts += ["## Real processes", READING.format(heals=HEALS_S)]
+    parts = [INTRODUCTION.format(rate=RATE, measured=_measured(rows))]
+    parts += ["## Real processes", READING.format(heals=HEALS_S, timeout=CLIENT_TIMEOUT_S)]
     for group, title in GROUPS.items():
         cases = [case for case in CASES if case.group == group]
         if cases:
             parts += [f"### {title}", _section(cases, rows)]
     parts += ["## Virtual time", _virtual(data.get("virtual", []))]
     return "\n\n".join(part.strip() for part in parts) + "\n"
+
+
+def _measured(rows: Sequence[dict[str, Any]]) -> str:
+    """Say of what code and when the rows are: cases are run again one by one."""
+    counts = Counter((row["about"]["date"], row["about"]["commit"], row["about"]["cores"]) for row in rows)
+    told = [
+        f"on {date} at commit {commit} ({count} rows, {cores} cores)" for (date, commit, cores), count in counts.items()
+    ]
+    return f"Measured {' and '.join(told)}, while the machine had other work." if told else "Nothing was measured yet."
 
 
 def _section(cases: Sequence[Case], rows: Sequence[dict[str, Any]]) -> str:

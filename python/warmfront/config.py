@@ -328,7 +328,7 @@ class DnsSource(Struct, frozen=True, forbid_unknown_fields=True, tag="dns"):
     """`address` or `address:port` of the servers to ask; empty: those of the system."""
     engine: str = "auto"
     """As `fleet.servers[].engine`, for every server found."""
-    headers: dict[str, str] = {}
+    headers: dict[HeaderName, str] = {}
     """As `fleet.servers[].headers`, for every server found."""
 
 
@@ -345,7 +345,7 @@ class SrvSource(Struct, frozen=True, forbid_unknown_fields=True, tag="srv"):
     """`address` or `address:port` of the servers to ask; empty: those of the system."""
     engine: str = "auto"
     """As `fleet.servers[].engine`, for every server found."""
-    headers: dict[str, str] = {}
+    headers: dict[HeaderName, str] = {}
     """As `fleet.servers[].headers`, for every server found."""
 
 
@@ -358,7 +358,7 @@ class HttpSource(Struct, frozen=True, forbid_unknown_fields=True, tag="http"):
     """How often it is asked."""
     timeout_s: Positive = 3.0
     """How long the answer may take."""
-    headers: dict[str, str] = {}
+    headers: dict[HeaderName, str] = {}
     """Added to the question, for example a key."""
 
 
@@ -592,7 +592,7 @@ class SnapshotConfig(Struct, frozen=True, forbid_unknown_fields=True):
     younger than two intervals."""
     seed_timeout_s: Positive = 10.0
     """Time for that; afterwards the own file is used, or none. Requests are served meanwhile, without memory."""
-    seed_headers: dict[str, str] = {}
+    seed_headers: dict[HeaderName, str] = {}
     """Sent to the other router, for its admin authentication. Values are secrets."""
 
 
@@ -748,10 +748,12 @@ def _core_front(front: FrontConfig) -> FrontConfig:
 
 
 def redacted(config: Config) -> dict[str, Any]:
-    """Return the configuration as a tree in which header values, the one place for secrets, read `***`."""
+    """Return the configuration as a tree in which what may hold secrets reads `***`: header values, queries of URLs."""
     tree: dict[str, Any] = msgspec.to_builtins(config)
     for holder in [*tree["fleet"]["servers"], *tree["fleet"]["discovery"]]:
         holder["headers"] = dict.fromkeys(holder.get("headers", {}), "***")
+        if "?" in holder.get("url", ""):
+            holder["url"] = holder["url"].partition("?")[0] + "?***"
     tree["snapshot"]["seed_headers"] = dict.fromkeys(tree["snapshot"]["seed_headers"], "***")
     return tree
 

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 from warmfront.config import IndexConfig
+from warmfront.control.reload import LIVE
 from warmfront.policy.registry import BUILTIN
 from warmfront.sim.latency import PRESETS, preset
 
@@ -42,3 +43,8 @@ def test_the_index_page_tells_the_default_lives_of_predictions() -> None:
     text = page("index.md")
     assert f"({IndexConfig().predicted_ttl_s:g} s on an exact feed)" in text
     assert f"({IndexConfig().approximate_ttl_s / 60:g} minutes)" in text
+
+
+def test_the_page_about_reloads_names_everything_that_takes_effect_at_once() -> None:
+    text = (ROOT / "docs/how-to/change-a-running-router.md").read_text(encoding="utf-8")
+    assert [path for path in LIVE if f"`{path}`" not in text] == []

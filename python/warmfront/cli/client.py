@@ -12,7 +12,7 @@ import click
 import msgspec
 
 from warmfront.cli import options
-from warmfront.control.security import read_secret
+from warmfront.control.files import read_secret
 from warmfront.errors import PathNotFoundError, WarmfrontError
 
 TIMEOUT_S = 30.0

@@ -53,9 +53,7 @@ class Admin:
 
     def application(self) -> web.Application:
         """Return the application to serve."""
-        application = web.Application(
-            middlewares=[_in_openai_form, self._authenticate], client_max_size=self._config.front.body_bytes_max
-        )
+        application = web.Application(middlewares=[_in_openai_form, self._authenticate])
         application.add_routes(
             [
                 web.get("/health", self.health),
@@ -64,7 +62,7 @@ class Admin:
                 web.get("/admin/policy", self.policy),
                 web.post("/admin/explain", self.explain),
                 *self._changes,
-                *snapshot.routes(self._link, timeout_s=self._config.control.answer_timeout_s),
+                *snapshot.routes(self._link, timeout_s=lambda: self._config.control.answer_timeout_s),
             ]
         )
         return application
@@ -92,7 +90,7 @@ class Admin:
         path = request.query.get("path", EXPLAINABLE[0])
         if path not in EXPLAINABLE:
             raise InvalidRequestError(f"path: expected one of {', '.join(EXPLAINABLE)}")
-        payload = await request.read()
+        payload = await _body(request, bytes_max=self._config.front.body_bytes_max)
         if not payload:
             raise InvalidRequestError("the body is empty: send the request to explain")
         reply = await self._link.ask(
@@ -107,6 +105,16 @@ class Admin:
         if reply.status != 200:
             raise CoreError(f"the data process answers {reply.status} to {question!r}")
         return msgspec.json.decode(reply.body, type=dict[str, Any])
+
+
+async def _body(request: web.Request, *, bytes_max: int) -> bytes:
+    """Read a body whole. Not by aiohttp's own bound, which is that of the start."""
+    body = bytearray()
+    async for chunk in request.content.iter_any():
+        body += chunk
+        if len(body) > bytes_max:
+            raise BodyTooLargeError("the body is over front.body_bytes_max")
+    return bytes(body)
 
 
 class _Problem(Struct, frozen=True):
@@ -145,8 +153,6 @@ async def _in_openai_form(request: web.Request, handler: Handler) -> web.StreamR
 
 
 def _named(error: web.HTTPException, request: web.Request) -> ClientError:
-    if isinstance(error, web.HTTPRequestEntityTooLarge):
-        return BodyTooLargeError("the body is over front.body_bytes_max")
     if isinstance(error, web.HTTPMethodNotAllowed):
         return MethodNotAllowedError(f"{request.method} is not allowed here")
     return PathNotFoundError(f"{request.path} is not a path of the admin API")

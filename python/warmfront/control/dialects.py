@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from warmfront.config import FleetConfig
+from warmfront.config import DnsSource, FleetConfig, SrvSource
 from warmfront.engines import DIALECTS, Dialect
 from warmfront.errors import ConfigError
 
@@ -23,7 +23,13 @@ def validate(fleet: FleetConfig) -> None:
     Raises:
         ConfigError: There is no such engine.
     """
-    for number, server in enumerate(fleet.servers):
-        if server.engine not in (AUTO, *DIALECTS):
+    named = [(f"fleet.servers[{number}]", server.engine) for number, server in enumerate(fleet.servers)]
+    named += [
+        (f"fleet.discovery[{number}]", source.engine)
+        for number, source in enumerate(fleet.discovery)
+        if isinstance(source, DnsSource | SrvSource)  # the others tell it with each server
+    ]
+    for where, engine in named:
+        if engine not in (AUTO, *DIALECTS):
             known = ", ".join((AUTO, *DIALECTS))
-            raise ConfigError(f"fleet.servers[{number}].engine: no engine named {server.engine!r}; known: {known}")
+            raise ConfigError(f"{where}.engine: no engine named {engine!r}; known: {known}")

@@ -29,7 +29,7 @@ def drained(update: FleetUpdate, replicas: Collection[str]) -> FleetUpdate:
 
 def named(update: FleetUpdate, name: str) -> list[str]:
     """Return the ids that a name of an operator stands for: one replica, or all ranks of a server; scheme optional."""
-    wanted = {name.rstrip("/"), f"http://{name.rstrip('/')}"}
+    wanted = {f"{scheme}{name.rstrip('/')}" for scheme in ("", "http://", "https://")}
     replicas = [replica for pool in update.pools for replica in pool.replicas]
     return [replica.id for replica in replicas if not wanted.isdisjoint({replica.id, replica.url})]
 

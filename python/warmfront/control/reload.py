@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Struct
 
 from warmfront.config import Config
+from warmfront.errors import ConfigError
 
 LIVE = (
     "front.body_bytes_max",
@@ -77,7 +78,10 @@ def change(before: Config, wanted: Config) -> Change:
     applied: list[str] = []
     restart_needed: list[str] = []
     tree = _merge("", msgspec.to_builtins(before), msgspec.to_builtins(wanted), applied, restart_needed)
-    return Change(msgspec.convert(tree, Config), applied, restart_needed)
+    try:
+        return Change(msgspec.convert(tree, Config), applied, restart_needed)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"what may change does not go with what needs a restart: {error}") from error
 
 
 def _merge(path: str, before: Any, wanted: Any, applied: list[str], restart_needed: list[str]) -> Any:

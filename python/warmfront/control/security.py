@@ -21,6 +21,7 @@ from aiohttp import web
 from aiohttp.typedefs import Middleware
 
 from warmfront.config import ControlConfig, ServerConfig, TlsConfig
+from warmfront.control.files import read_secret
 from warmfront.errors import AuthenticationError, ConfigError
 from warmfront.types import TlsOptions
 
@@ -32,9 +33,6 @@ Stamp = tuple[int, ...] | None
 
 OPEN_PATHS = frozenset({"/health"})
 """Admin paths that need no token: they tell that the process lives and nothing else of use."""
-
-SECRET_BYTES_MAX = 4096
-"""A longer file is no file with a token."""
 
 WATCH_INTERVAL_S = 1.0
 """How often the certificate of the admin port is looked at."""
@@ -83,25 +81,6 @@ def _stamp(path: str) -> Stamp:
     except OSError:
         return None
     return (told.st_dev, told.st_ino, told.st_size, told.st_mtime_ns, told.st_ctime_ns)
-
-
-def read_secret(path: str) -> str:
-    """Return a file's content without the white space around it.
-
-    Raises:
-        ConfigError: It cannot be read, is empty, too long, or no header could carry it.
-    """
-    try:
-        with open(path, "rb") as file:
-            content = file.read(SECRET_BYTES_MAX + 1)
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
-    secret = content.strip()
-    if not secret or len(content) > SECRET_BYTES_MAX:
-        raise ConfigError(f"{path} is {'too long' if secret else 'empty'}: expected one secret")
-    if not all(0x20 <= byte < 0x7F for byte in secret):
-        raise ConfigError(f"{path} holds more than one line of plain characters")
-    return secret.decode("ascii")
 
 
 def require_safe_admin(control: ControlConfig) -> None:

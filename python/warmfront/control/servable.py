@@ -11,7 +11,7 @@ from warmfront.policy import registry
 
 
 def require_servable(config: Config) -> None:
-    """Find what only starting would find: no servers, an unknown engine or policy, a tokenizer that is not there.
+    """Find what only starting would find: no servers, an unknown engine or policy, a tokenizer or template not there.
 
     Raises:
         ConfigError: The first of these.
@@ -22,12 +22,15 @@ def require_servable(config: Config) -> None:
         )
     dialects.validate(config.fleet)
     registry.factory(config.router.policy.name)
-    for field, path in _files(config.fleet):
+    for field, path, expected in _files(config.fleet):
         if not Path(path).exists():
-            raise ConfigError(f"{field}: {path} is not there; expected a model directory or a tokenizer.json")
+            raise ConfigError(f"{field}: {path} is not there; expected {expected}")
 
 
-def _files(fleet: FleetConfig) -> list[tuple[str, str]]:
-    named = [("fleet.tokenizer", fleet.tokenizer)]
-    named += [(f"fleet.models.{name}.tokenizer", model.tokenizer) for name, model in fleet.models.items()]
-    return [(field, path) for field, path in named if path is not None]
+def _files(fleet: FleetConfig) -> list[tuple[str, str, str]]:
+    tokenizer, template = "a model directory or a tokenizer.json", "a file with a chat template"
+    named = [("fleet.tokenizer", fleet.tokenizer, tokenizer)]
+    for name, model in fleet.models.items():
+        named.append((f"fleet.models.{name}.tokenizer", model.tokenizer, tokenizer))
+        named.append((f"fleet.models.{name}.chat_template", model.chat_template, template))
+    return [(field, path, expected) for field, path, expected in named if path is not None]

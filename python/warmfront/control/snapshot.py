@@ -7,6 +7,7 @@ before, so a slow client costs one chunk of memory and the link stays free for e
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 import msgspec
 from aiohttp import web
@@ -43,7 +44,7 @@ class Opened(Struct, frozen=True):
 class Snapshots:
     """Handlers."""
 
-    def __init__(self, link: Link, *, timeout_s: float) -> None:
+    def __init__(self, link: Link, *, timeout_s: Callable[[], float]) -> None:
         self._link = link
         self._timeout_s = timeout_s
 
@@ -84,15 +85,15 @@ class Snapshots:
 
     async def _ask(self, ask: Ask, *, timeout_s: float | None = None) -> Reply:
         payload = b"" if ask == Ask() else msgspec.json.encode(ask)
-        return await self._link.ask(QUESTION, payload=payload, timeout_s=timeout_s or self._timeout_s)
+        return await self._link.ask(QUESTION, payload=payload, timeout_s=timeout_s or self._timeout_s())
 
 
-def routes(link: Link, *, timeout_s: float) -> list[web.RouteDef]:
+def routes(link: Link, *, timeout_s: Callable[[], float]) -> list[web.RouteDef]:
     """Return the paths of this module.
 
     Args:
         link: To the data process.
-        timeout_s: For each of its answers.
+        timeout_s: Tells the time for each of its answers; it may change.
     """
     snapshots = Snapshots(link, timeout_s=timeout_s)
     return [

@@ -9,15 +9,12 @@ from __future__ import annotations
 import logging
 import resource
 import socket
-from collections.abc import Iterator
-from pathlib import Path
 
 import msgspec
 
-from warmfront.config import Config, FleetConfig
+from warmfront.config import Config
 from warmfront.control import security
 from warmfront.errors import ConfigError
-from warmfront.policy import registry
 
 logger = logging.getLogger(__name__)
 
@@ -26,16 +23,11 @@ DESCRIPTORS_KEPT = 128
 
 
 def check(config: Config) -> None:
-    """Look at what the configuration names outside itself.
+    """Look at the admin address, which only a start takes; `servable` looks at what a reload may bring, too.
 
     Raises:
-        ConfigError: The policy is unknown, a tokenizer or template is not there, or the admin address is taken, or open
-            to others without a token.
+        ConfigError: It is taken, or open to others without a token.
     """
-    registry.factory(config.router.policy.name)
-    for path in _named_paths(config.fleet):
-        if not Path(path).exists():
-            raise ConfigError(f"fleet: {path} does not exist")
     security.require_safe_admin(config.control)
     if config.front.handover is None:  # else the process before may have it for a while yet
         _check_address(config.control.admin_listen)
@@ -59,13 +51,6 @@ def within_descriptors(config: Config) -> Config:
     )
     front = msgspec.structs.replace(config.front, connections_max=carried)
     return msgspec.structs.replace(config, front=front)
-
-
-def _named_paths(fleet: FleetConfig) -> Iterator[str]:
-    given = [fleet.tokenizer]
-    for model in fleet.models.values():
-        given += [model.tokenizer, model.chat_template]
-    return (path for path in given if path is not None)
 
 
 def _raise_limit() -> int:

@@ -41,6 +41,12 @@ def test_help_lists_every_command_without_importing_any() -> None:
     assert done.stderr.strip() == "[]"
 
 
+def test_commands_that_ask_a_router_import_no_server() -> None:
+    code = "import sys, warmfront.cli.client; print('aiohttp' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
 def test_the_version_is_one_line() -> None:
     result = run("--version")
     assert result.exit_code == 0

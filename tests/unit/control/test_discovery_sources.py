@@ -230,7 +230,7 @@ async def test_nobody_at_the_url_is_a_failure(unused_tcp_port: int) -> None:
 
 def test_secrets_of_sources_are_not_shown() -> None:
     discovery = [
-        {"type": "http", "url": "http://i/", "headers": {"x-key": "very-hidden"}},
+        {"type": "http", "url": "http://i/l?key=very-hidden", "headers": {"x-key": "very-hidden"}},
         {"type": "file", "path": "f"},
     ]
     config = msgspec.convert({"fleet": {"discovery": discovery}}, Config)

@@ -44,6 +44,8 @@ def test_a_name_stands_for_a_replica_or_for_all_ranks_of_a_server() -> None:
     assert named(FLEET, "b:1") == ["http://b:1#0", "http://b:1#1"]
     assert named(FLEET, "http://b:1#1") == ["http://b:1#1"]
     assert named(FLEET, "http://c:1") == []
+    secure = FleetUpdate(version=1, pools=[PoolUpdate("m", {"m": None}, None, [replica("https://s:1")])])
+    assert named(secure, "s:1") == ["https://s:1"]
 
 
 def test_what_is_drained_is_read_back_from_the_core() -> None:

@@ -17,6 +17,7 @@ from warmfront.clock import MonotonicClock
 from warmfront.config import Config, ControlConfig, FleetConfig, ServerConfig, TlsConfig
 from warmfront.control import security
 from warmfront.control.discovery.static import StaticDiscovery
+from warmfront.control.files import read_secret
 from warmfront.control.fleet import FleetKeeper
 from warmfront.errors import ClientError, ConfigError
 
@@ -123,7 +124,7 @@ def test_what_is_no_secret_is_refused_without_being_quoted(tmp_path: Path, conte
     path = tmp_path / "secret"
     path.write_bytes(content)
     with pytest.raises(ConfigError) as caught:
-        security.read_secret(str(path))
+        read_secret(str(path))
     assert str(path) in str(caught.value)
 
 

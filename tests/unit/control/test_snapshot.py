@@ -52,7 +52,7 @@ def holder() -> Holder:
 @pytest.fixture
 async def admin(holder: Holder) -> AsyncIterator[Client]:
     application = web.Application()
-    application.add_routes(snapshot.routes(holder, timeout_s=1.0))
+    application.add_routes(snapshot.routes(holder, timeout_s=lambda: 1.0))
     async with TestClient(TestServer(application)) as client:
         yield client
 
@@ -90,7 +90,7 @@ async def test_the_state_is_passed_on(admin: Client) -> None:
 async def test_a_data_process_that_gives_none_is_an_overload(holder: Holder) -> None:
     holder.refuses = True
     with pytest.raises(Exception, match="try again") as caught:
-        await snapshot.Snapshots(holder, timeout_s=1.0).stream(_request())
+        await snapshot.Snapshots(holder, timeout_s=lambda: 1.0).stream(_request())
     assert not isinstance(caught.value, UnansweredError)
     assert getattr(caught.value, "status", None) == 503
 

@@ -3,7 +3,6 @@ from __future__ import annotations
 import resource
 import socket
 from collections.abc import Iterator
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -32,19 +31,6 @@ def test_an_admin_address_that_is_taken_ends_the_start() -> None:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         with pytest.raises(ConfigError, match=f"control.admin_listen: cannot listen on {address}"):
             preflight.check(config(f"control.admin_listen={address}"))
-
-
-def test_a_tokenizer_that_is_not_there_ends_the_start(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="nowhere does not exist"):
-        preflight.check(config(f"fleet.tokenizer={tmp_path}/nowhere"))
-    with pytest.raises(ConfigError, match="nowhere does not exist"):
-        preflight.check(config(f"fleet.models={{m: {{chat_template: {tmp_path}/nowhere}}}}"))
-    preflight.check(config(f"fleet.tokenizer={tmp_path}"))
-
-
-def test_a_policy_that_nobody_has_ends_the_start() -> None:
-    with pytest.raises(ConfigError, match="no policy named 'nope'"):
-        preflight.check(config("router.policy.name=nope"))
 
 
 def test_connections_leave_descriptors_for_the_engines(restored_limit: tuple[int, int]) -> None:
