@@ -33,8 +33,10 @@ What clients see when something breaks, how long it lasts, and what the index be
 processes: three `warmfront engine` servers, one router, {rate:g} streamed requests a second from clients that never
 retry. Then on virtual time, with larger fleets.
 
-{measured} Routers of others run the same faults with their defaults, where a fault can be made without their help; they
-get no KV events.
+{measured}
+
+Routers of others run the same faults with their defaults, where a fault can be made without their help; they get no KV
+events.
 """
 READING = """\
 - *requests*: on their way when the fault began, or sent after it. *seen*: what became of those that were not simply
@@ -73,11 +75,12 @@ def render(data: Mapping[str, Any]) -> str:
 
 def _measured(rows: Sequence[dict[str, Any]]) -> str:
     """Say of what code and when the rows are: cases are run again one by one."""
-    counts = Counter((row["about"]["date"], row["about"]["commit"], row["about"]["cores"]) for row in rows)
-    told = [
-        f"on {date} at commit {commit} ({count} rows, {cores} cores)" for (date, commit, cores), count in counts.items()
-    ]
-    return f"Measured {' and '.join(told)}, while the machine had other work." if told else "Nothing was measured yet."
+    if not rows:
+        return "Nothing was measured yet."
+    counts = Counter((row["about"]["date"], row["about"]["commit"]) for row in rows)
+    told = " and ".join(f"on {date} at commit {commit} ({count} rows)" for (date, commit), count in counts.items())
+    cores, load = (max(row["about"][name] for row in rows) for name in ("cores", "load_average"))
+    return f"Measured {told}; {cores} cores, load average up to {load:g}."
 
 
 def _section(cases: Sequence[Case], rows: Sequence[dict[str, Any]]) -> str:
