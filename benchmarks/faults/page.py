@@ -79,8 +79,9 @@ def _measured(rows: Sequence[dict[str, Any]]) -> str:
         return "Nothing was measured yet."
     counts = Counter((row["about"]["date"], row["about"]["commit"]) for row in rows)
     told = " and ".join(f"on {date} at commit {commit} ({count} rows)" for (date, commit), count in counts.items())
-    cores, load = (max(row["about"][name] for row in rows) for name in ("cores", "load_average"))
-    return f"Measured {told}; {cores} cores, load average up to {load:g}."
+    return (
+        f"Measured {told}; {rows[0]['about']['cores']} cores, on which other work ran, too: seconds are upper bounds."
+    )
 
 
 def _section(cases: Sequence[Case], rows: Sequence[dict[str, Any]]) -> str:
