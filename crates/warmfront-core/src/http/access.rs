@@ -211,17 +211,21 @@ impl Caller {
 
 /// Headers by which a gateway speaks for its clients.
 fn remove_claims(headers: &mut HeaderMap) {
-    let is_claim =
-        |name: &str| name.starts_with("x-warmfront-") || name.starts_with("x-forwarded-") || name == "x-real-ip";
-    let claims: Vec<HeaderName> = headers
-        .keys()
-        .filter(|name| **name == headers::PRIORITY || **name == FORWARDED || is_claim(name.as_str()))
-        .cloned()
-        .collect();
+    let claims: Vec<HeaderName> = headers.keys().filter(|name| is_claim(name)).cloned().collect();
     for name in claims {
         headers.remove(name);
     }
 }
+/// How long a client waits is its own business, and no claim.
+fn is_claim(name: &HeaderName) -> bool {
+    let text = name.as_str();
+    (text.starts_with("x-warmfront-") && *name != headers::TIMEOUT)
+        || text.starts_with("x-forwarded-")
+        || text == "x-real-ip"
+        || *name == headers::PRIORITY
+        || *name == FORWARDED
+}
+
 
 fn load_secret(path: &str) -> Result<Digest, CoreError> {
     let content = read(path, SECRET_BYTES_MAX)?;

@@ -31,7 +31,7 @@ pub(crate) const PRIORITY: HeaderName = HeaderName::from_static("x-vllm-priority
 /// Most urgent priority that this request may have; set by `access`, which knows the caller.
 pub(crate) const PRIORITY_LIMIT: HeaderName = HeaderName::from_static("x-warmfront-priority-limit");
 /// How long the client waits, in seconds; ours, and the name that some gateways use.
-const TIMEOUT: HeaderName = HeaderName::from_static("x-warmfront-timeout-s");
+pub(crate) const TIMEOUT: HeaderName = HeaderName::from_static("x-warmfront-timeout-s");
 const REQUEST_TIMEOUT: HeaderName = HeaderName::from_static("x-request-timeout");
 /// W3C baggage: `session.id=a;property, other=b`.
 const BAGGAGE: HeaderName = HeaderName::from_static("baggage");

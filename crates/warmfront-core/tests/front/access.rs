@@ -245,6 +245,8 @@ async fn a_stranger_says_how_long_it_waits_and_nothing_else_that_is_the_routers(
     }
 }
 
+#[tokio::test]
+async fn a_shared_secret_makes_a_gateway_trusted_and_goes_no_further() {
     let mut secret = NamedTempFile::new().unwrap();
     writeln!(secret, "hush-hush").unwrap();
     let (world, engine) = world(|options| {
