@@ -35,8 +35,9 @@ pub(crate) const TIMEOUT: HeaderName = HeaderName::from_static("x-warmfront-time
 const REQUEST_TIMEOUT: HeaderName = HeaderName::from_static("x-request-timeout");
 /// W3C baggage: `session.id=a;property, other=b`.
 const BAGGAGE: HeaderName = HeaderName::from_static("baggage");
-const API_KEY: HeaderName = HeaderName::from_static("x-api-key");
-const AZURE_API_KEY: HeaderName = HeaderName::from_static("api-key");
+/// Where Anthropic's clients put their key, and Azure's theirs.
+pub(crate) const API_KEY: HeaderName = HeaderName::from_static("x-api-key");
+pub(crate) const AZURE_API_KEY: HeaderName = HeaderName::from_static("api-key");
 pub(crate) const RANK: HeaderName = HeaderName::from_static("x-data-parallel-rank");
 
 /// Headers that say how a body is read; an allow-list need not name them.
@@ -188,8 +189,10 @@ impl SessionName {
     }
 }
 
-/// Hash of a conversation's name as this caller uses it: the same name under another key or in another flow is another
-/// conversation, so that callers cannot steer one another. The same in every router.
+/// Hash of a conversation's name as this caller uses it: the same name in another flow is another conversation, so that
+/// callers cannot steer one another. So it is under another credential, as long as that is still here: where keys are
+/// checked and not passed on, `access` has removed it, and the keys of one flow share their conversations. The same in
+/// every router.
 pub(crate) fn session_key(headers: &HeaderMap, session: &[u8]) -> u64 {
     let caller = credentials(headers).map_or(0, |value| xxh3_64(value.as_bytes()));
     let flow = headers.get(FLOW).map_or(0, |value| xxh3_64_with_seed(value.as_bytes(), caller));

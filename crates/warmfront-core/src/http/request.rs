@@ -10,7 +10,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use thiserror::Error;
 
-use super::json::{self, Json};
+use super::json::{self, Flaw, Json};
 use crate::tokenize::Fallback;
 
 /// What a path asks for. Only the first four carry a prompt that an engine caches.
