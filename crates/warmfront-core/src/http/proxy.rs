@@ -39,7 +39,7 @@ use crate::error::{
     ROUTER_OVERLOADED, UPSTREAM_TIMEOUT, UPSTREAM_UNREACHABLE,
 };
 use crate::fleet::{FleetView, Replica};
-use crate::mailbox::{Choice, Decision, Failure, InFlight, Mailbox, Outcome, Slot};
+use crate::mailbox::{Choice, Decision, Failure, InFlight, Mailbox, Slot};
 use crate::metrics::Metrics;
 use crate::requests::RequestTable;
 
@@ -461,12 +461,7 @@ impl Journey<'_> {
                 Ok(begun) => return Ok(self.relay(flight, begun, sent)),
                 Err(attempt) => {
                     held.replace(attempt.held);
-                    if round < DECISIONS_MAX {
-                        flight.asks_again(attempt.failure, self.tried.clone());
-                    } else {
-                        let tried = std::mem::take(&mut self.tried);
-                        flight.ends(Outcome::Failed { failure: attempt.failure, tried });
-                    }
+                    flight.unanswered(attempt.failure, self.tried.clone(), round == DECISIONS_MAX);
                 }
             }
         }
