@@ -85,12 +85,13 @@ impl Front {
 
     /// Whether anything is read from files that may change.
     pub(super) fn has_files(&self) -> bool {
-        self.tls.is_some() || self.access.has_files()
+        self.tls.is_some() || self.access.has_files() || self.upstream.has_files()
     }
 
     /// Reads keys, secrets and certificates again that have changed. Blocks on the file system.
     pub(super) fn refresh(&self) {
         self.access.refresh();
+        self.upstream.refresh();
         if let Some(tls) = &self.tls {
             tls.refresh();
         }

@@ -13,8 +13,8 @@ use std::future::Future;
 use std::io::{self, IoSlice};
 use std::mem::MaybeUninit;
 use std::pin::{Pin, pin};
-use std::sync::{Arc, Weak};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
@@ -159,6 +159,16 @@ impl Upstream {
             }
             Arc::strong_count(server) > 1 || Arc::weak_count(server) > 0
         });
+    }
+
+    /// Whether certificates or authorities were read from files.
+    pub(crate) fn has_files(&self) -> bool {
+        self.tls.has_files()
+    }
+
+    /// Reads certificates and authorities again that have changed. Blocks on the file system.
+    pub(crate) fn refresh(&self) {
+        self.tls.refresh();
     }
 
     pub(crate) fn first_byte_timeout(&self) -> Duration {
