@@ -135,6 +135,19 @@ def test_unverified_facts_count_as_held_and_not_as_confirmed() -> None:
     assert index.overlap(hashes, 0.0)["confirmed"] == [2]
 
 
+def test_a_dispatch_predicts_what_only_unverified_facts_hold() -> None:
+    both = Restarted()
+    store(both)
+    record = both.core.record(0, 0.0)
+    index = _core.Index(block_size=BLOCK_SIZE, seed=SEED)
+    index.add_slot(0)
+    index.restore(0, record, 0.0, 0.0)
+    hashes = core_hashes((1, 1), FLAVOURS[0])
+    index.dispatch(1, hashes, 0, 0.0)
+    index.forget_confirmed(0)
+    assert index.overlap(hashes, 0.0)["device"] == [2]
+
+
 def store(both: Both) -> bool:
     both.run(Store(0, (1, 1), 0, FLAVOURS[0], "shared", "GPU", None, None, 0, False, 1))
     return True

@@ -78,6 +78,8 @@ struct Shared {
     memory: Arc<Memory>,
     /// Stops accepting.
     stop: Stop,
+    /// Somebody has asked for the end: a signal or a call, and no process that took over.
+    is_stop_asked: AtomicBool,
     /// Accepting may begin; told at once unless the socket is another process's.
     begin: Notify,
     /// The listening socket once more, to be offered to the next process.
@@ -232,6 +234,7 @@ impl Shared {
             segments,
             memory,
             stop: Stop::default(),
+            is_stop_asked: AtomicBool::new(false),
             begin: Notify::new(),
             socket: Mutex::default(),
             reloads: Arc::default(),
@@ -242,13 +245,15 @@ impl Shared {
         })
     }
 
+    /// The first time in order, the second at once. Where another process has taken over, the first changes nothing:
+    /// running answers have the grace time that began then.
     fn stop_or_halt(&self) {
-        if self.stop.is_set() {
+        if self.is_stop_asked.swap(true, Ordering::AcqRel) {
             self.halt.notify_one();
-            return;
+        } else if !self.stop.is_set() {
+            self.tell_stopping();
+            self.stop.set();
         }
-        self.tell_stopping();
-        self.stop.set();
     }
 
     /// Another process accepts from now on.

@@ -412,7 +412,7 @@ class Index:
             return
         self._regret(state, hashes)
         self._note_ages(slot, hashes, now_s)
-        fresh = set(hashes) - state.trusted() - state.predicted
+        fresh = set(hashes) - state.proved() - state.predicted
         state.predicted |= fresh
         state.predictions += len(fresh)
         prompt = state.touch(list(hashes), now_s) if hashes else None

@@ -15,8 +15,8 @@ use http::HeaderMap;
 use http::header::{AUTHORIZATION, CONTENT_LENGTH, FORWARDED, HeaderName, HeaderValue, TRANSFER_ENCODING};
 use parking_lot::Mutex;
 
-use super::headers::{self, EngineHeaders};
-use super::keys::{API_KEY, Digest, Key, KeyTable, offered, single};
+use super::headers::{self, API_KEY, AZURE_API_KEY, EngineHeaders};
+use super::keys::{Digest, Key, KeyTable, offered, single};
 use super::routes;
 use super::watched::{Watched, read};
 use crate::config::{ForwardAuthorization, FrontConfig};
@@ -159,12 +159,11 @@ impl Access {
             headers.insert(headers::PRIORITY_LIMIT, HeaderValue::from(limit));
         }
         if !self.forwards_keys {
-            headers.remove(AUTHORIZATION);
-            headers.remove(API_KEY);
+            for name in [AUTHORIZATION, API_KEY, AZURE_API_KEY] {
+                headers.remove(name);
+            }
         }
-        if let Some(key) = &caller.key
-            && !headers.contains_key(headers::FLOW)
-        {
+        if let Some(key) = &caller.key {
             headers.insert(headers::FLOW, key.flow.clone());
         }
     }
@@ -209,18 +208,22 @@ impl Caller {
     }
 }
 
-/// Headers by which a gateway speaks for its clients.
+/// Removes the headers by which a gateway speaks for its clients.
 fn remove_claims(headers: &mut HeaderMap) {
-    let is_claim =
-        |name: &str| name.starts_with("x-warmfront-") || name.starts_with("x-forwarded-") || name == "x-real-ip";
-    let claims: Vec<HeaderName> = headers
-        .keys()
-        .filter(|name| **name == headers::PRIORITY || **name == FORWARDED || is_claim(name.as_str()))
-        .cloned()
-        .collect();
+    let claims: Vec<HeaderName> = headers.keys().filter(|name| is_claim(name)).cloned().collect();
     for name in claims {
         headers.remove(name);
     }
+}
+
+/// How long a client waits is its own business, and no claim.
+fn is_claim(name: &HeaderName) -> bool {
+    let text = name.as_str();
+    (text.starts_with("x-warmfront-") && *name != headers::TIMEOUT)
+        || text.starts_with("x-forwarded-")
+        || text == "x-real-ip"
+        || *name == headers::PRIORITY
+        || *name == FORWARDED
 }
 
 fn load_secret(path: &str) -> Result<Digest, CoreError> {

@@ -50,7 +50,8 @@ const LINGER: Duration = Duration::from_secs(5);
 /// How long answers that are cut at the end of the grace time may take to say so.
 const CUT_TIME: Duration = Duration::from_secs(1);
 
-/// The front in force. Clones are one place; whoever reads it keeps what it got.
+/// The front in force. Clones are one place; whoever reads it keeps what it got, and with it the connections to engines of
+/// a configuration that may have been replaced: nothing but a request may keep one for long.
 #[derive(Clone, Debug)]
 pub struct Fronts(Arc<ArcSwap<Front>>);
 
@@ -74,16 +75,15 @@ impl From<Arc<Front>> for Fronts {
 /// Serves clients until `stop`, then lets running answers end, at most for the grace time.
 pub async fn serve(listener: TcpListener, fronts: impl Into<Fronts>, stop: Stop) {
     let fronts = fronts.into();
-    let front = fronts.current();
     let mut clients = Clients {
-        open: front.metrics.gauge("warmfront_connections", &[]),
+        open: fronts.current().metrics.gauge("warmfront_connections", &[]),
         tasks: JoinSet::new(),
         fronts: fronts.clone(),
         stop: stop.clone(),
     };
-    let mailbox = Arc::clone(front.mailbox());
+    let mailbox = Arc::clone(fronts.current().mailbox());
     let carrier = tokio::spawn(async move { mailbox.carry().await });
-    let watch = tokio::spawn(watch_files(Arc::clone(&front)));
+    let watch = tokio::spawn(watch_files(fronts.clone()));
     clients.accept_until(&listener, stop.wait()).await;
     let end = Instant::now() + seconds(fronts.current().config.grace_s);
     if stop.is_handed_over() {
@@ -103,17 +103,16 @@ pub async fn serve(listener: TcpListener, fronts: impl Into<Fronts>, stop: Stop)
     }
 }
 
-/// Reads keys, secrets and certificates again when they change. They are the same under every configuration.
-async fn watch_files(front: Arc<Front>) {
-    if !front.has_files() {
-        return;
-    }
+/// Reads keys, secrets and certificates again when they change: those of the front in force, which is not held in between.
+async fn watch_files(fronts: Fronts) {
     let mut interval = tokio::time::interval(WATCH_INTERVAL);
     interval.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         interval.tick().await;
-        let front = Arc::clone(&front);
-        note_end(tokio::task::spawn_blocking(move || front.refresh()).await);
+        let front = fronts.current();
+        if front.has_files() {
+            note_end(tokio::task::spawn_blocking(move || front.refresh()).await);
+        }
     }
 }
 
@@ -223,17 +222,19 @@ async fn serve_connection((socket, address): (TcpStream, SocketAddr), fronts: Fr
     }
     let front = fronts.current();
     let peer = front.access.peer(address);
-    match &front.tls {
+    let (tls, metrics) = (front.tls.clone(), Arc::clone(&front.metrics));
+    let limit = seconds(front.config.header_timeout_s);
+    drop(front);
+    match tls {
         None => converse(socket, peer, fronts, stop).await,
         Some(tls) => {
-            let limit = seconds(front.config.header_timeout_s);
             let refused = match tokio::time::timeout(limit, tls.accept(socket)).await {
                 Ok(Ok(socket)) => return Box::pin(converse(socket, peer, fronts, stop)).await,
                 Ok(Err(error)) => error.to_string(),
                 Err(_elapsed) => "not in time".to_owned(),
             };
             tracing::debug!("TLS with a client: {refused}");
-            front.metrics.inc("warmfront_refused_clients_total", &["tls"], 1);
+            metrics.inc("warmfront_refused_clients_total", &["tls"], 1);
         }
     }
 }

@@ -31,12 +31,13 @@ pub(crate) const PRIORITY: HeaderName = HeaderName::from_static("x-vllm-priority
 /// Most urgent priority that this request may have; set by `access`, which knows the caller.
 pub(crate) const PRIORITY_LIMIT: HeaderName = HeaderName::from_static("x-warmfront-priority-limit");
 /// How long the client waits, in seconds; ours, and the name that some gateways use.
-const TIMEOUT: HeaderName = HeaderName::from_static("x-warmfront-timeout-s");
+pub(crate) const TIMEOUT: HeaderName = HeaderName::from_static("x-warmfront-timeout-s");
 const REQUEST_TIMEOUT: HeaderName = HeaderName::from_static("x-request-timeout");
 /// W3C baggage: `session.id=a;property, other=b`.
 const BAGGAGE: HeaderName = HeaderName::from_static("baggage");
-const API_KEY: HeaderName = HeaderName::from_static("x-api-key");
-const AZURE_API_KEY: HeaderName = HeaderName::from_static("api-key");
+/// Where Anthropic's clients put their key, and Azure's theirs.
+pub(crate) const API_KEY: HeaderName = HeaderName::from_static("x-api-key");
+pub(crate) const AZURE_API_KEY: HeaderName = HeaderName::from_static("api-key");
 pub(crate) const RANK: HeaderName = HeaderName::from_static("x-data-parallel-rank");
 
 /// Headers that say how a body is read; an allow-list need not name them.
@@ -188,8 +189,10 @@ impl SessionName {
     }
 }
 
-/// Hash of a conversation's name as this caller uses it: the same name under another key or in another flow is another
-/// conversation, so that callers cannot steer one another. The same in every router.
+/// Hash of a conversation's name as this caller uses it: the same name in another flow is another conversation, so that
+/// callers cannot steer one another. So it is under another credential, as long as that is still here: where keys are
+/// checked and not passed on, `access` has removed it, and the keys of one flow share their conversations. The same in
+/// every router.
 pub(crate) fn session_key(headers: &HeaderMap, session: &[u8]) -> u64 {
     let caller = credentials(headers).map_or(0, |value| xxh3_64(value.as_bytes()));
     let flow = headers.get(FLOW).map_or(0, |value| xxh3_64_with_seed(value.as_bytes(), caller));
@@ -230,14 +233,20 @@ fn seconds(text: &str) -> Option<f64> {
     (seconds.is_finite() && seconds > 0.0).then_some(seconds)
 }
 
-pub(crate) fn priority(headers: &HeaderMap) -> Option<i64> {
-    number(headers, &PRIORITY)
-}
-
-/// The priority that counts where `asked` is asked for, and whether it is another one.
-pub(crate) fn bounded_priority(headers: &HeaderMap, asked: i64) -> (i64, bool) {
-    let limit = number(headers, &PRIORITY_LIMIT).unwrap_or(i64::MIN);
-    (asked.max(limit), asked < limit)
+/// The priority that counts, and whether the engine must be told so. `in_body`: what the body asks for, and whether an
+/// engine may find something else in it.
+///
+/// Where there is a limit, an engine must also be told what we cannot read for sure: it may read it as beyond the limit.
+pub(crate) fn bounded_priority(headers: &HeaderMap, in_body: (Option<i64>, bool)) -> (i64, bool) {
+    let in_header = number(headers, &PRIORITY);
+    let asked = in_header.or(in_body.0).unwrap_or(0);
+    let Some(limit) = number(headers, &PRIORITY_LIMIT) else { return (asked, false) };
+    let is_unclear = match headers.get_all(PRIORITY).iter().count() {
+        0 => in_body.1,
+        1 => in_header.is_none(),
+        _ => true,
+    };
+    (asked.max(limit), asked < limit || is_unclear)
 }
 
 fn number(headers: &HeaderMap, name: &HeaderName) -> Option<i64> {
@@ -403,11 +412,29 @@ mod tests {
 
     #[test]
     fn priorities_have_sane_defaults() {
-        assert_eq!(priority(&headers(&[("x-vllm-priority", "-5")])), Some(-5));
-        assert_eq!(priority(&headers(&[("x-vllm-priority", "high")])), None);
-        assert_eq!(bounded_priority(&HeaderMap::new(), -5), (-5, false));
+        let body = |priority| (Some(priority), false);
+        assert_eq!(bounded_priority(&headers(&[("x-vllm-priority", "-5")]), body(3)), (-5, false));
+        assert_eq!(bounded_priority(&headers(&[("x-vllm-priority", "high")]), (None, false)), (0, false));
+        assert_eq!(bounded_priority(&HeaderMap::new(), body(-5)), (-5, false));
         let limited = headers(&[("x-warmfront-priority-limit", "2")]);
-        assert_eq!([-5, 2, 9].map(|asked| bounded_priority(&limited, asked)), [(2, true), (2, false), (9, false)]);
+        let bounded = [-5, 2, 9].map(|asked| bounded_priority(&limited, body(asked)));
+        assert_eq!(bounded, [(2, true), (2, false), (9, false)]);
+    }
+
+    #[test]
+    fn a_priority_that_is_not_read_for_sure_is_overruled_where_there_is_a_limit() {
+        let with = |values: &[&'static str]| {
+            let mut given = headers(&[("x-warmfront-priority-limit", "0")]);
+            for value in values {
+                given.append(PRIORITY, HeaderValue::from_static(value));
+            }
+            given
+        };
+        assert_eq!(bounded_priority(&with(&[]), (None, true)), (0, true));
+        assert_eq!(bounded_priority(&with(&["-1_00"]), (None, false)), (0, true), "an integer for Python");
+        assert_eq!(bounded_priority(&with(&["4", "-9"]), (None, false)), (4, true));
+        assert_eq!(bounded_priority(&with(&["4"]), (None, true)), (4, false), "the header overrules the body");
+        assert_eq!(bounded_priority(&HeaderMap::new(), (None, true)), (0, false), "no limit");
     }
 
     #[test]

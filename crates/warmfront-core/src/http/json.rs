@@ -204,7 +204,7 @@ impl<'a> Reader<'a> {
     fn is_full(&mut self) -> bool {
         let is_full = self.values >= VALUES_MAX;
         if is_full {
-            self.flawed(Flaw::Size);
+            self.flaw = Some(Flaw::Size); // outweighs all others: what is missing may be any field
         }
         is_full
     }

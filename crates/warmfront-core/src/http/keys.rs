@@ -13,10 +13,9 @@ use ring::digest;
 use serde::Deserialize;
 use subtle::ConstantTimeEq as _;
 
+use super::headers::API_KEY;
 use super::watched::read;
 use crate::error::CoreError;
-
-pub(crate) const API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 
 /// A larger file is no file of keys.
 const FILE_BYTES_MAX: u64 = 64 * 1024 * 1024;

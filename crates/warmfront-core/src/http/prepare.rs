@@ -50,7 +50,8 @@ pub struct Ask {
 pub struct Prepared {
     pub facts: RequestFacts,
     pub prompt: Arc<Prompt>,
-    /// The caller asked for more urgency than it may have: the engine must be told the priority that counts.
+    /// The caller asked for more urgency than it may have, or may have done so in a way that only engines read: the
+    /// engine must be told the priority that counts.
     pub is_priority_overruled: bool,
 }
 
@@ -122,8 +123,8 @@ impl Preparer {
             Some(endpoint) => self.blocks(pool, endpoint, &ask.body, &parsed, (&model, adapter.as_deref())),
             None => Blocks::none(ask.body.len()),
         };
-        let asked = headers::priority(&ask.headers).or(parsed.priority).unwrap_or(0);
-        let (priority, is_priority_overruled) = headers::bounded_priority(&ask.headers, asked);
+        let in_body = (parsed.priority, parsed.may_hide_priority);
+        let (priority, is_priority_overruled) = headers::bounded_priority(&ask.headers, in_body);
         let facts = RequestFacts {
             id: ask.id,
             time_s: ask.time_s,
@@ -276,13 +277,15 @@ fn parse(ask: &Ask) -> Result<ParsedBody, Refusal> {
     let content_type = ask.headers.get(CONTENT_TYPE).map_or(&b""[..], |value| value.as_bytes());
     if content_type.starts_with(b"multipart/form-data") {
         let model = form_model(&ask.body).map(Arc::from);
-        return Ok(ParsedBody { model, ..empty_body() });
+        return Ok(ParsedBody { model, ..unread_body() });
     }
-    Ok(request::parse(Endpoint::Other, &ask.body).unwrap_or_else(|_| empty_body()))
+    Ok(request::parse(Endpoint::Other, &ask.body).unwrap_or_else(|_| unread_body()))
 }
 
-fn empty_body() -> ParsedBody {
-    request::parse(Endpoint::Other, &Bytes::from_static(b"{}")).expect("an empty object is a body")
+/// Of a body that only engines can read, nothing is known.
+fn unread_body() -> ParsedBody {
+    let empty = request::parse(Endpoint::Other, &Bytes::from_static(b"{}")).expect("an empty object is a body");
+    ParsedBody { may_hide_priority: true, ..empty }
 }
 
 /// The value of a form's `model` part.

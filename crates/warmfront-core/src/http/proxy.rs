@@ -39,7 +39,7 @@ use crate::error::{
     ROUTER_OVERLOADED, UPSTREAM_TIMEOUT, UPSTREAM_UNREACHABLE,
 };
 use crate::fleet::{FleetView, Replica};
-use crate::mailbox::{Choice, Decision, Failure, InFlight, Mailbox, Outcome, Slot};
+use crate::mailbox::{Choice, Decision, Failure, InFlight, Mailbox, Slot};
 use crate::metrics::Metrics;
 use crate::requests::RequestTable;
 
@@ -85,12 +85,13 @@ impl Front {
 
     /// Whether anything is read from files that may change.
     pub(super) fn has_files(&self) -> bool {
-        self.tls.is_some() || self.access.has_files()
+        self.tls.is_some() || self.access.has_files() || self.upstream.has_files()
     }
 
     /// Reads keys, secrets and certificates again that have changed. Blocks on the file system.
     pub(super) fn refresh(&self) {
         self.access.refresh();
+        self.upstream.refresh();
         if let Some(tls) = &self.tls {
             tls.refresh();
         }
@@ -461,12 +462,7 @@ impl Journey<'_> {
                 Ok(begun) => return Ok(self.relay(flight, begun, sent)),
                 Err(attempt) => {
                     held.replace(attempt.held);
-                    if round < DECISIONS_MAX {
-                        flight.asks_again(attempt.failure, self.tried.clone());
-                    } else {
-                        let tried = std::mem::take(&mut self.tried);
-                        flight.ends(Outcome::Failed { failure: attempt.failure, tried });
-                    }
+                    flight.unanswered(attempt.failure, self.tried.clone(), round == DECISIONS_MAX);
                 }
             }
         }

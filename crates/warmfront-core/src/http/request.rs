@@ -10,7 +10,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use thiserror::Error;
 
-use super::json::{self, Json};
+use super::json::{self, Flaw, Json};
 use crate::tokenize::Fallback;
 
 /// What a path asks for. Only the first four carry a prompt that an engine caches.
@@ -144,6 +144,9 @@ pub struct ParsedBody {
     pub output_tokens_max: Option<u32>,
     /// Body only; the header `X-Vllm-Priority` overrides it.
     pub priority: Option<i64>,
+    /// An engine may find another priority in this body than we do: it has one that is no integer, which engines are free
+    /// to read as one, or is not known in full.
+    pub may_hide_priority: bool,
     pub cache_salt: Option<Arc<str>>,
     /// Who or what conversation this is: the most specific of the usual fields.
     pub session: Option<Session>,
@@ -180,6 +183,9 @@ pub fn parse(endpoint: Endpoint, body: &Bytes) -> Result<ParsedBody, ParseError>
     let (fields, flaw) = json::parse_fields(&text, |field| endpoint.wants(field))
         .map_err(|error| if error.is_too_deep { ParseError::TooDeep } else { ParseError::Malformed }(error.offset))?;
     let fields = Json::Map(fields);
+    let priority = fields.get("priority").and_then(Json::as_int).and_then(|value| i64::try_from(value).ok());
+    let is_priority_odd = priority.is_none() && fields.get("priority").is_some();
+    let may_hide_priority = is_priority_odd || flaw == Some(Flaw::Size);
     let flaw = encoding_flaw.or(flaw.map(|_| Fallback::UnreadableText));
     Ok(ParsedBody {
         model: fields.get("model").and_then(Json::as_str).filter(|name| !name.is_empty()).cloned(),
@@ -192,7 +198,8 @@ pub fn parse(endpoint: Endpoint, body: &Bytes) -> Result<ParsedBody, ParseError>
         output_tokens_max: ["max_completion_tokens", "max_tokens", "max_output_tokens"]
             .into_iter()
             .find_map(|field| count(&fields, field)),
-        priority: fields.get("priority").and_then(Json::as_int).and_then(|value| i64::try_from(value).ok()),
+        priority,
+        may_hide_priority,
         cache_salt: fields.get("cache_salt").and_then(Json::as_str).cloned(),
         session: session(&fields),
         turns: turns(endpoint, &fields),
@@ -331,6 +338,22 @@ mod tests {
         let body = read(Endpoint::Chat, r#"{"model":7,"n":"many","stream":null,"messages":"no","temperature":NaN}"#);
         assert_eq!((body.model.as_deref(), body.n, body.stream, body.turns), (None, 1, false, 0));
         assert_eq!(body.flaw, None);
+    }
+
+    #[test]
+    fn a_priority_that_engines_may_read_otherwise_than_we_do_is_noticed() {
+        let asked = |body: &str| {
+            let body = read(Endpoint::Chat, body);
+            (body.priority, body.may_hide_priority)
+        };
+        assert_eq!(asked("{}"), (None, false));
+        assert_eq!(asked(r#"{"priority": -3}"#), (Some(-3), false));
+        for odd in ["\"-100\"", "-100.0", "true", "null", "-99999999999999999999", "[-1]"] {
+            assert_eq!(asked(&format!(r#"{{"priority": {odd}}}"#)), (None, true), "{odd}");
+        }
+        let long = format!(r#"{{"prompt": ["\ud800"{}], "priority": -3}}"#, ",0".repeat(json::VALUES_MAX));
+        let body = read(Endpoint::Completions, &long);
+        assert_eq!((body.priority, body.may_hide_priority), (None, true));
     }
 
     #[test]

@@ -51,7 +51,7 @@ impl ServerTls {
     }
 }
 
-/// Configurations towards engines, one for each set of files.
+/// Configurations towards engines, one for each set of files; as read last.
 #[derive(Debug, Default)]
 pub(crate) struct ClientTls(Mutex<HashMap<TlsOptions, Arc<Watched<ClientConfig>>>>);
 
@@ -71,17 +71,36 @@ impl ClientTls {
         S: AsyncRead + AsyncWrite + Unpin,
     {
         let name = ServerName::try_from(host.to_owned()).map_err(io::Error::other)?;
-        let (this, options) = (Arc::clone(self), options.clone());
-        let config = tokio::task::spawn_blocking(move || this.config(&options)).await.map_err(io::Error::other)?;
-        TlsConnector::from(config.map_err(io::Error::other)?).connect(name, socket).await
+        let config = match self.known(options) {
+            Some(config) => config,
+            None => {
+                let (this, options) = (Arc::clone(self), options.clone());
+                let read = tokio::task::spawn_blocking(move || this.read(&options)).await.map_err(io::Error::other)?;
+                read.map_err(io::Error::other)?
+            }
+        };
+        TlsConnector::from(config).connect(name, socket).await
     }
 
-    /// The configuration of these files as they are now. Blocks on the file system.
-    fn config(&self, options: &TlsOptions) -> Result<Arc<ClientConfig>, CoreError> {
-        if let Some(known) = self.0.lock().get(options).cloned() {
-            known.refresh();
-            return Ok(known.current());
+    /// Whether anything was read from files that may change.
+    pub(crate) fn has_files(&self) -> bool {
+        !self.0.lock().is_empty()
+    }
+
+    /// Reads the files again that have changed. Blocks on the file system.
+    pub(crate) fn refresh(&self) {
+        let all: Vec<_> = self.0.lock().values().cloned().collect();
+        for watched in all {
+            watched.refresh();
         }
+    }
+
+    fn known(&self, options: &TlsOptions) -> Option<Arc<ClientConfig>> {
+        self.0.lock().get(options).map(|watched| watched.current())
+    }
+
+    /// Reads files for the first time. Blocks on the file system.
+    fn read(&self, options: &TlsOptions) -> Result<Arc<ClientConfig>, CoreError> {
         let paths = [&options.ca, &options.cert, &options.key].into_iter().flatten().map(PathBuf::from).collect();
         let load = options.clone();
         let fresh = Arc::new(Watched::open("fleet.servers: TLS", paths, move || client_config(&load))?);
@@ -175,6 +194,33 @@ fn unreadable(path: &str, reason: &(impl std::fmt::Display + ?Sized)) -> CoreErr
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Of nobody: its key was thrown away.
+    const CERTIFICATE: &str = "-----BEGIN CERTIFICATE-----\n\
+MIIBdjCCARugAwIBAgIUR6R2d7o53mKA7Zz+2KfEqLj/oT8wCgYIKoZIzj0EAwIw\n\
+DzENMAsGA1UEAwwEdGVzdDAgFw0yNjExMzAxODQzNDhaGA8yMTI2MTEwNjE4NDM0\n\
+OFowDzENMAsGA1UEAwwEdGVzdDBZMBMGByqGSM49AgEGCCqGSM49AwEHA0IABDa6\n\
+RluSl4ulY28CeuK44Yw2EPZKvDGEuGSlKWYE9Khz32KSlt/GJyCnW6V31Bd+vdMv\n\
+KTneyfdQx6GZc0/QhZ2jUzBRMB0GA1UdDgQWBBRG3VuvFE1EyqmxDnim/p9bo+R8\n\
+ZjAfBgNVHSMEGDAWgBRG3VuvFE1EyqmxDnim/p9bo+R8ZjAPBgNVHRMBAf8EBTAD\n\
+AQH/MAoGCCqGSM49BAMCA0kAMEYCIQCq1AmjXdteKj3yInzikKodyGCI+HoBzOSE\n\
+B49b3bw9zwIhALYXW/kSLRqeyU/TamNelIC7uJPgAxEojiy26TTssFHi\n\
+-----END CERTIFICATE-----\n";
+
+    #[test]
+    fn files_towards_engines_are_read_once_and_again_when_they_change() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), CERTIFICATE).unwrap();
+        let options = TlsOptions { ca: Some(file.path().to_str().unwrap().to_owned()), ..TlsOptions::default() };
+        let tls = ClientTls::default();
+        assert!(tls.known(&options).is_none() && !tls.has_files());
+        let first = tls.read(&options).unwrap();
+        let is_first = || Arc::ptr_eq(&first, &tls.known(&options).unwrap());
+        std::fs::write(file.path(), CERTIFICATE.repeat(2)).unwrap();
+        assert!(is_first() && tls.has_files(), "a connection looks at no file");
+        tls.refresh();
+        assert!(!is_first());
+    }
 
     #[test]
     fn the_host_of_an_authority_has_neither_port_nor_brackets() {

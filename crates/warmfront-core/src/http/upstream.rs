@@ -13,8 +13,8 @@ use std::future::Future;
 use std::io::{self, IoSlice};
 use std::mem::MaybeUninit;
 use std::pin::{Pin, pin};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
@@ -148,7 +148,7 @@ impl Upstream {
         self.send(link, request()).await
     }
 
-    /// Closes connections that have been idle for too long, and forgets servers without any.
+    /// Closes connections that have been idle for too long, and forgets servers without any, idle or in use.
     pub(crate) fn sweep(&self) {
         let Some(oldest) = Instant::now().checked_sub(self.idle_timeout()) else { return };
         let mut servers = self.servers.lock();
@@ -157,8 +157,18 @@ impl Upstream {
             while idle.front().is_some_and(|(_, since)| *since < oldest) {
                 idle.pop_front();
             }
-            !idle.is_empty() || Arc::strong_count(server) > 1
+            Arc::strong_count(server) > 1 || Arc::weak_count(server) > 0
         });
+    }
+
+    /// Whether certificates or authorities were read from files.
+    pub(crate) fn has_files(&self) -> bool {
+        self.tls.has_files()
+    }
+
+    /// Reads certificates and authorities again that have changed. Blocks on the file system.
+    pub(crate) fn refresh(&self) {
+        self.tls.refresh();
     }
 
     pub(crate) fn first_byte_timeout(&self) -> Duration {
@@ -222,7 +232,7 @@ impl Upstream {
             .handshake(TokioIo::new(socket))
             .await
             .map_err(|_| UpstreamError::Unsent)?;
-        Ok(Box::new(Link { sender, driver, written, look, quiet: Quiet::new(), server: Arc::clone(server) }))
+        Ok(Box::new(Link { sender, driver, written, look, quiet: Quiet::new(), server: Arc::downgrade(server) }))
     }
 
     async fn send(
@@ -251,12 +261,13 @@ struct Link {
     /// Whether the socket asks the kernel itself.
     look: Arc<AtomicBool>,
     quiet: Quiet,
-    server: Arc<Server>,
+    /// Gone with the configuration that it belonged to: then this connection serves nobody after the present request.
+    server: Weak<Server>,
 }
 
 impl std::fmt::Debug for Link {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        formatter.debug_struct("Link").field("server", &self.server.authority).finish_non_exhaustive()
+        formatter.debug_struct("Link").finish_non_exhaustive()
     }
 }
 
@@ -310,10 +321,10 @@ impl Link {
 
     /// Puts the connection back for reuse, if it can take another request.
     fn put_back(mut self: Box<Self>) {
+        let Some(server) = self.server.upgrade() else { return };
         if !self.is_alive() {
             return;
         }
-        let server = Arc::clone(&self.server);
         let mut idle = server.idle.lock();
         if idle.len() < server.idle_max {
             idle.push_back((self, Instant::now()));

@@ -52,7 +52,8 @@ pub(crate) fn kind_of(headers: &HeaderMap) -> Kind {
 
 /// Looks at an answer. `quiet_from`: when to give up waiting for a stream's first chunk and let the answer begin.
 ///
-/// Fails when the engine dies, or is silent until `deadline`, before the first chunk of a stream.
+/// Fails when the engine dies, or is silent until `deadline`, before the first chunk of a stream, and when it dies inside
+/// of an error: nothing of it has reached the client yet.
 pub(crate) async fn look(
     answered: &Response<()>,
     exchange: &mut Exchange,
@@ -62,7 +63,7 @@ pub(crate) async fn look(
     let status = answered.status();
     if let Some(accepted) = tells_of_failure(status) {
         let error = if accepted { "server_error" } else { "rejected" };
-        return Ok(held(exchange, Bytes::new(), failure(error, status.as_u16(), accepted, answered.headers())).await);
+        return held(exchange, Bytes::new(), failure(error, status.as_u16(), accepted, answered.headers())).await;
     }
     if !status.is_success() || kind_of(answered.headers()) != Kind::Events {
         return Ok(Verdict::Passes(Bytes::new()));
@@ -80,7 +81,7 @@ pub(crate) async fn look(
         return Ok(Verdict::Passes(first)); // the client's own fault
     }
     let error = if is_refusal { "stream_rejected" } else { "stream_error" };
-    Ok(held(exchange, first, failure(error, status, !is_refusal, answered.headers())).await)
+    held(exchange, first, failure(error, status, !is_refusal, answered.headers())).await
 }
 
 /// Whether the engine may have worked on a request that it answers so; `None`: the answer is no failure of the engine.
@@ -108,20 +109,20 @@ fn retry_after_s(headers: &HeaderMap) -> Option<f64> {
 }
 
 /// Reads the rest of an error.
-async fn held(exchange: &mut Exchange, first: Bytes, failure: Failure) -> Verdict {
+async fn held(exchange: &mut Exchange, first: Bytes, failure: Failure) -> Result<Verdict, UpstreamError> {
     let until = Instant::now() + HELD_TIME_MAX;
     let mut body = BytesMut::from(&first[..]);
     while body.len() <= HELD_BYTES_MAX {
         match tokio::time::timeout_at(until, exchange.next()).await {
             Ok(None) => {
                 exchange.done();
-                return Verdict::Failed { failure, body: body.freeze() };
+                return Ok(Verdict::Failed { failure, body: body.freeze() });
             }
-            Ok(Some(Ok(piece))) => body.extend_from_slice(&piece),
-            Ok(Some(Err(_))) | Err(_) => break, // the relay meets the same end, and tells
+            Ok(Some(piece)) => body.extend_from_slice(&piece?),
+            Err(_elapsed) => break,
         }
     }
-    Verdict::Passes(body.freeze())
+    Ok(Verdict::Passes(body.freeze()))
 }
 
 /// The HTTP status that the first event of a stream stands for, if it is an error.

@@ -189,14 +189,16 @@ impl State {
         self.arena.planes.predicted.get(self.arena.stride(), node, slot) || (!is_stale && self.is_confirmed(slot, node))
     }
 
-    /// Predicts every block that is not confirmed already.
+    /// Predicts every block that is not confirmed already. What is unverified may have to be forgotten, and this request
+    /// computes its blocks all the same.
     fn predict(&mut self, nodes: &[Node], slot: Slot, now_s: f64) {
         let stride = self.arena.stride();
-        let Some((is_stale, feed)) = self.slot(slot).map(|state| (state.stale, state.feed_now())) else { return };
+        let Some(state) = self.slot(slot) else { return };
+        let (is_proved, feed) = (!state.stale && !state.unverified, state.feed_now());
         self.next_expiry_s = self.next_expiry_s.min(now_s + self.ttl_s(feed));
         let mut made = 0;
         for node in nodes {
-            if is_stale || !self.is_confirmed(slot, *node) {
+            if !is_proved || !self.is_confirmed(slot, *node) {
                 made += u64::from(!self.arena.planes.predicted.set(stride, *node, slot));
             }
         }

@@ -98,9 +98,14 @@ impl InFlight {
         self.mailbox.push(Event::FirstToken { id: self.id, time_s, slot });
     }
 
-    /// No choice answered and the client has not seen a byte: the router decides once more.
-    pub fn asks_again(&mut self, failure: Failure, tried: Vec<Slot>) {
+    /// No choice answered and the client has not seen a byte: the router decides once more, or the request ends so where
+    /// this was its last chance. No engine is predicted to hold its blocks any more, as in [`InFlight::ends`].
+    pub fn unanswered(&mut self, failure: Failure, tried: Vec<Slot>, is_last: bool) {
         self.table.withdrawn(self.id);
+        if is_last {
+            self.outcome = Outcome::Failed { failure, tried };
+            return;
+        }
         self.decision = self.mailbox.wait_for_decision(self.id);
         self.mailbox.push(Event::Failed { id: self.id, time_s: self.now_s(), failure, tried, began: false });
     }
@@ -108,7 +113,8 @@ impl InFlight {
     /// Sets how the request ends; reported when this value is dropped.
     ///
     /// What an engine refused it has not computed, so its prediction goes at once: without events it would stand for
-    /// minutes, and an engine that fails every request at once would look both idle and warm.
+    /// minutes, and an engine that fails every request at once would look both idle and warm. An answer that broke off
+    /// has been computed at least in part, and stays predicted.
     pub fn ends(&mut self, outcome: Outcome) {
         if matches!(outcome, Outcome::Finished { status: 400.., .. }) {
             self.table.withdrawn(self.id);

@@ -108,19 +108,35 @@ fn table_with_index() -> (Arc<RequestTable>, Arc<Index>) {
 
 #[test]
 fn what_an_engine_refused_is_not_predicted_to_be_there() {
-    let mailbox = mailbox(10, 0.0);
+    let finished = |status| Outcome::Finished { slot: 0, status, usage: None, chunks: 0 };
     for (status, held) in [(200, 4), (399, 4), (400, 0), (503, 0)] {
-        let (table, index) = table_with_index();
-        let hashes: Arc<[SeqHash]> = index.hasher().chain(&[7; 64], &BlockExtras::default()).into();
-        let prompt = Prompt { pool: "p".into(), hashes: vec![(16, Arc::clone(&hashes))], ..Prompt::default() };
-        let id = mailbox.next_id();
-        let mut flight = InFlight::enter(&mailbox, &table, facts(id), Arc::new(prompt)).unwrap();
-        table.dispatched(id, 0).unwrap();
-        flight.ends(Outcome::Finished { slot: 0, status, usage: None, chunks: 0 });
-        drop(flight);
-        let overlap = index.overlap(&hashes, 0.0);
-        assert_eq!((overlap.active, overlap.device), (vec![0], vec![held]), "status {status}");
+        assert_eq!(held_after(|flight| flight.ends(finished(status))), held, "status {status}");
     }
+}
+
+#[test]
+fn what_no_engine_has_answered_is_predicted_nowhere_and_what_broke_off_stays() {
+    for is_last in [false, true] {
+        let unanswered = |flight: &mut InFlight| flight.unanswered(Failure::default(), vec![0], is_last);
+        assert_eq!(held_after(unanswered), 0, "the last attempt: {is_last}");
+    }
+    assert_eq!(held_after(|flight| flight.ends(Outcome::Failed { failure: Failure::default(), tried: vec![0] })), 4);
+}
+
+/// Blocks of a prompt of four that its engine is said to hold after a request for it has ended so.
+fn held_after(end: impl FnOnce(&mut InFlight)) -> u32 {
+    let mailbox = mailbox(10, 0.0);
+    let (table, index) = table_with_index();
+    let hashes: Arc<[SeqHash]> = index.hasher().chain(&[7; 64], &BlockExtras::default()).into();
+    let prompt = Prompt { pool: "p".into(), hashes: vec![(16, Arc::clone(&hashes))], ..Prompt::default() };
+    let id = mailbox.next_id();
+    let mut flight = InFlight::enter(&mailbox, &table, facts(id), Arc::new(prompt)).unwrap();
+    table.dispatched(id, 0).unwrap();
+    end(&mut flight);
+    drop(flight);
+    let overlap = index.overlap(&hashes, 0.0);
+    assert_eq!(overlap.active, [0]);
+    overlap.device[0]
 }
 
 fn received(mailbox: &Mailbox, wait: Duration) -> Vec<Vec<Value>> {
@@ -332,7 +348,7 @@ async fn every_path_reports_exactly_one_end() {
             "unreached, then left",
             decided,
             true,
-            |_, flight| flight.asks_again(Failure::default(), vec![0]),
+            |_, flight| flight.unanswered(Failure::default(), vec![0], false),
             Some("cancelled"),
         ),
         (
@@ -340,7 +356,7 @@ async fn every_path_reports_exactly_one_end() {
             decided,
             true,
             |mailbox, flight| {
-                flight.asks_again(Failure::default(), vec![0]);
+                flight.unanswered(Failure::default(), vec![0], false);
                 shed(mailbox, flight.id());
             },
             None,

@@ -190,6 +190,50 @@ fn the_next_process_takes_the_socket_when_it_is_ready_and_the_one_before_ends() 
     assert!(TcpStream::connect(address).is_err());
 }
 
+/// Sends the header of a request; its body is `{}`.
+fn begin_request(address: SocketAddr) -> TcpStream {
+    let mut stream = TcpStream::connect(address).unwrap();
+    let head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 2\r\n\r\n";
+    stream.write_all(head.as_bytes()).unwrap();
+    let mut asked = [0; 25];
+    stream.read_exact(&mut asked).unwrap();
+    assert_eq!(asked, *b"HTTP/1.1 100 Continue\r\n\r\n");
+    stream
+}
+
+/// Sends the body, and reads whatever comes.
+fn end_request(mut stream: TcpStream) -> String {
+    let mut answer = String::new();
+    let sent = stream.write_all(b"{}").and_then(|()| stream.read_to_string(&mut answer));
+    sent.map_or_else(|error| error.to_string(), |_| answer)
+}
+
+#[test]
+fn the_first_signal_after_a_handover_leaves_running_requests_their_time_and_the_second_does_not() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = |name: &str| directory.path().join(name);
+    let handover = path("handover.sock");
+    let first = Service::start(with_handover("127.0.0.1:0", &path("1.sock"), &handover)).unwrap();
+    wait("the offer", || handover.exists());
+    let address = first.address();
+    let [one, two, three] = [(); 3].map(|()| begin_request(address));
+    let second = Service::start(with_handover(&address.to_string(), &path("2.sock"), &handover)).unwrap();
+    let _link = make_ready(&path("2.sock"));
+    wait("the handover", || first.shared.stop.is_handed_over());
+    first.stop();
+    for request in [one, two] {
+        let answer = end_request(request); // of the second: the first process has had every chance to end by then
+        assert!(answer.starts_with("HTTP/1.1 503") && answer.contains("No engine is known yet"), "{answer}");
+    }
+    first.stop();
+    drain(&first);
+    first.join();
+    assert!(!end_request(three).starts_with("HTTP/1.1 503"), "cut");
+    second.stop();
+    drain(&second);
+    second.join();
+}
+
 #[test]
 fn a_process_that_does_not_become_ready_ends_and_the_one_before_serves_on() {
     let directory = tempfile::tempdir().unwrap();

@@ -127,9 +127,11 @@ async fn a_revoked_key_is_refused_soon() {
 #[tokio::test]
 async fn a_checked_key_stays_here_and_an_unchecked_one_reaches_every_engine_that_is_tried() {
     let (world, engine, _file) = with_keys(|_| ()).await;
-    chat(&world, "authorization: Bearer abc\r\nx-api-key: other\r\n").await;
+    chat(&world, "authorization: Bearer abc\r\nx-api-key: other\r\napi-key: azures\r\n").await;
     let heard = engine.heard.lock()[0].head.clone();
-    assert_eq!((header(&heard, "authorization"), header(&heard, "x-api-key")), (None, None));
+    for name in ["authorization", "x-api-key", "api-key"] {
+        assert_eq!(header(&heard, name), None, "{name}");
+    }
     let (world, engine, _file) =
         with_keys(|options| options.front.forward_authorization = ForwardAuthorization::Always).await;
     chat(&world, "authorization: Bearer abc\r\n").await;
@@ -176,6 +178,10 @@ async fn a_keys_flow_and_priority_count_and_not_what_its_client_says() {
     assert_eq!(header(&heard.head, "x-vllm-priority"), Some("2"), "vLLM lets the header overrule the body");
     assert_eq!(heard.body, body.as_bytes());
     assert_eq!(header(&heard.head, "x-warmfront-flow"), None);
+    let (trusting, _engine, _file) =
+        with_keys(|options| options.front.trusted_networks = Some(vec!["127.0.0.0/8".to_owned()])).await;
+    chat(&trusting, "x-api-key: abc\r\nx-warmfront-flow: other\r\n").await;
+    assert_eq!(told(&trusting).0, "team", "nor what a trusted gateway says of it");
 }
 
 #[tokio::test]
@@ -197,6 +203,45 @@ async fn only_trusted_peers_speak_for_their_clients() {
     let heard = engine.heard.lock()[0].head.clone();
     for name in ["x-forwarded-for", "forwarded", "x-real-ip", "x-vllm-priority", "x-data-parallel-rank"] {
         assert_eq!(header(&heard, name), None, "{name}");
+    }
+}
+
+#[tokio::test]
+async fn a_priority_that_only_engines_can_read_does_not_pass_the_limit() {
+    let (world, engine) = world(|options| {
+        options.front.trusted_networks = Some(vec![]);
+        options.front.body_bytes_max = 8 * 1024 * 1024;
+    })
+    .await;
+    let told_engine = || {
+        let heard = engine.heard.lock().last().unwrap().head.clone();
+        header(&heard, "x-vllm-priority").map(str::to_owned)
+    };
+    for odd in ["\"-100\"", "-100.0", "-1e2", "-99999999999999999999"] {
+        let body = CHAT.replacen('{', &format!("{{\"priority\":{odd},"), 1);
+        ask(&world, "POST", "/v1/chat/completions", "", &body).await;
+        assert_eq!((told(&world).1, told_engine().as_deref()), (0, Some("0")), "{odd}");
+    }
+    let long = format!(r#"{{"model":"m","prompt":[0{}],"priority":-100}}"#, ",0".repeat(1 << 20));
+    ask(&world, "POST", "/v1/completions", "", &long).await;
+    assert_eq!(told_engine().as_deref(), Some("0"), "behind more than is read of a body");
+    let wide: Vec<u8> = r#"{"priority":-100}"#.encode_utf16().flat_map(|unit| u32::from(unit).to_le_bytes()).collect();
+    ask(&world, "POST", "/v1/embeddings", "", std::str::from_utf8(&wide).unwrap()).await;
+    assert_eq!(told_engine().as_deref(), Some("0"), "in UTF-32");
+    chat(&world, "").await;
+    assert_eq!(told_engine(), None, "others reach the engine as they are");
+}
+
+#[tokio::test]
+async fn a_stranger_says_how_long_it_waits_and_nothing_else_that_is_the_routers() {
+    let (world, _engine) = world(|options| options.front.trusted_networks = Some(vec![])).await;
+    let asked = |name| format!("{name}: 5\r\nx-warmfront-flow: vip\r\n");
+    for name in ["x-warmfront-timeout-s", "x-request-timeout"] {
+        chat(&world, &asked(name)).await;
+        let arrived = world.events("arrived").last().unwrap()[1].clone();
+        let (arrived_s, deadline_s) = (arrived[1].as_f64().unwrap(), arrived.as_array().unwrap().last().unwrap());
+        assert_eq!(deadline_s.as_f64(), Some(arrived_s + 5.0), "{name}");
+        assert_eq!(told(&world).0, "default");
     }
 }
 

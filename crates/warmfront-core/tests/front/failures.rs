@@ -198,6 +198,26 @@ async fn an_error_that_is_too_long_or_does_not_end_is_not_held_and_passes_as_it_
     assert_eq!(second.requests(), 0);
 }
 
+#[tokio::test]
+async fn an_error_that_breaks_off_is_a_failed_attempt_and_never_passes_as_a_whole_answer() {
+    let chunked = "HTTP/1.1 503 Service Unavailable\r\ntransfer-encoding: chunked\r\n\r\n4\r\nhalf\r\n";
+    let measured = "HTTP/1.1 500 Internal Server Error\r\ncontent-length: 50\r\n\r\nhalf";
+    let streamed = format!("{SSE_HEAD}{}", String::from_utf8(chunk(OVERLOADED)).unwrap());
+    for half in [chunked, measured, &streamed] {
+        let half = say(half);
+        let first = Engine::start(move |_| Act::SayAndClose(half.clone())).await;
+        let second = healthy().await;
+        let world = two(&first, &second).await;
+        assert_eq!(world.chat(CHAT).await.text(), "{\"ok\":1}", "another engine answers");
+        world.expect_ends(&["finished"]).await;
+        let failed = &world.events("failed")[0];
+        assert_eq!((failed[3].as_str(), failed[8].as_bool()), (Some("broken"), Some(true)));
+        let world = World::start(Options::new(&[&first])).await;
+        let answer = world.chat(CHAT).await;
+        assert_eq!((answer.status, answer.json()["error"]["code"].as_str()), (502, Some("upstream_unreachable")));
+    }
+}
+
 // bug 114
 #[tokio::test]
 async fn no_answer_of_ours_names_an_engine() {

@@ -180,3 +180,22 @@ async fn a_stopped_front_ends_its_streams_and_takes_no_new_connections() {
     assert!(TcpStream::connect(world.address).await.is_err());
     world.expect_ends(&["cancelled"]).await;
 }
+
+#[tokio::test]
+async fn connections_to_engines_under_a_replaced_configuration_are_closed() {
+    let engine = Engine::start(|_| Act::Say(json_reply("{}"))).await;
+    let mut options = Options::new(&[&engine]);
+    options.upstream.idle_timeout_s = 1000.0;
+    let (config, mut upstream) = (options.front.clone(), options.upstream.clone());
+    let world = World::start(options).await;
+    let mut client = world.client().await;
+    client.send(post("/v1/chat/completions", CHAT)).await;
+    assert_eq!(client.answer().await.status, 200);
+    let open = world.metrics.gauge("warmfront_upstream_connections", &[&format!("http://{}", engine.address)]);
+    eventually(|| open.value() == 1.0).await;
+    upstream.connect_timeout_s = 3.0;
+    world.fronts.replace(world.fronts.current().reconfigured(config, upstream));
+    eventually(|| open.value() == 0.0).await;
+    client.send(post("/v1/chat/completions", CHAT)).await;
+    assert_eq!(client.answer().await.status, 200, "the client's own connection goes on");
+}
