@@ -147,7 +147,6 @@ impl Fleet {
         self.version = update.version;
         self.degraded = update.degraded;
         self.sources = update.sources;
-        let before = (self.pools.len(), self.replicas());
         self.pools.retain(|name, _| update.pools.iter().any(|pool| pool.name == *name));
         let lives = |id: &String| update.pools.iter().any(|pool| pool.replicas.iter().any(|replica| replica.id == *id));
         self.unconfirmed.retain(|id, _| lives(id));
@@ -155,13 +154,7 @@ impl Fleet {
             self.update_pool(pool);
         }
         self.reconcile();
-        if before != (self.pools.len(), self.replicas()) {
-            self.sweep();
-        }
-    }
-
-    fn replicas(&self) -> usize {
-        self.pools.values().map(|live| live.update.replicas.len()).sum()
+        self.sweep();
     }
 
     /// Drops the series of everything that is not in the fleet any more. Level-triggered, as the fleet itself is: who
