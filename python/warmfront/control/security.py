@@ -21,7 +21,7 @@ from aiohttp import web
 from aiohttp.typedefs import Middleware
 
 from warmfront.config import ControlConfig, ServerConfig, TlsConfig
-from warmfront.control.files import read_secret
+from warmfront.control.files import Version, read_secret, version_of
 from warmfront.errors import AuthenticationError, ConfigError
 from warmfront.types import TlsOptions
 
@@ -29,7 +29,6 @@ logger = logging.getLogger(__name__)
 
 Value = TypeVar("Value")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-Stamp = tuple[int, ...] | None
 
 OPEN_PATHS = frozenset({"/health"})
 """Admin paths that need no token: they tell that the process lives and nothing else of use."""
@@ -55,14 +54,14 @@ class Watched(Generic[Value]):
         self._field = field
         self._paths = paths
         self._load = load
-        self._seen = self._stamps()
+        self._seen = self._versions()
         self._value = load()
 
     def current(self) -> Value:
         """Return the value of the files as they are now."""
-        stamps = self._stamps()
-        if stamps != self._seen:
-            self._seen = stamps
+        versions = self._versions()
+        if versions != self._seen:
+            self._seen = versions
             try:
                 self._value = self._load()
                 logger.info("%s: read again", self._field)
@@ -70,17 +69,15 @@ class Watched(Generic[Value]):
                 logger.warning("%s: %s; what was read before stays in charge", self._field, error)
         return self._value
 
-    def _stamps(self) -> list[Stamp]:
-        return [_stamp(path) for path in self._paths]
+    def _versions(self) -> list[Version | None]:
+        return [_version(path) for path in self._paths]
 
 
-def _stamp(path: str) -> Stamp:
-    """Return what tells one version of a file from another; `None`: it is not there."""
+def _version(path: str) -> Version | None:
     try:
-        told = Path(path).stat()
+        return version_of(Path(path).stat())
     except OSError:
-        return None
-    return (told.st_dev, told.st_ino, told.st_size, told.st_mtime_ns, told.st_ctime_ns)
+        return None  # it is not there
 
 
 def require_safe_admin(control: ControlConfig) -> None:
