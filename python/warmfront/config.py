@@ -101,6 +101,9 @@ class FrontConfig(Struct, frozen=True, forbid_unknown_fields=True):
     connection. Only this user may connect. Unset: none."""
     handover_timeout_s: Positive = 120.0
     """How long the next process may take to have a ready pool; then it gives up, and the one before serves on."""
+    fleet_wait_s: Annotated[float, Meta(ge=0)] = 5.0
+    """After the start, how long requests wait for a fleet that serves their model, before they are answered with 503:
+    engines are asked about themselves only then. Counted from the first accepted connection on. 0: not at all."""
     tls: TlsConfig | None = None
     """Speak TLS with clients. Unset: plain HTTP, for a port that only a gateway or this machine can reach."""
     keys_file: str | None = None

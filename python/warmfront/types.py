@@ -215,6 +215,8 @@ class FleetUpdate(Struct, frozen=True):
     degraded: list[str] = []
     sources: list[SourceState] = []
     """Discovery sources other than the configuration."""
+    is_partial: bool = False
+    """Servers exist that nobody has asked yet: which models they serve is not known."""
 
 
 class EventState(Struct, frozen=True):

@@ -51,6 +51,8 @@ pub struct FrontConfig {
     pub handover: Option<String>,
     /// How long the next process may take to be ready.
     pub handover_timeout_s: f64,
+    /// From the first accepted connection on, how long requests wait for a fleet that serves them.
+    pub fleet_wait_s: f64,
     /// `None`: clients speak plain HTTP.
     pub tls: Option<TlsConfig>,
     /// Hashed keys of clients; `None`: nobody needs one.

@@ -40,6 +40,9 @@ pub struct FleetUpdate {
     /// How each discovery source does.
     #[serde(default)]
     pub sources: Vec<SourceState>,
+    /// Servers exist that nobody has asked yet: what they serve is not known.
+    #[serde(default)]
+    pub is_partial: bool,
 }
 
 /// One discovery source, for metrics.

@@ -15,7 +15,8 @@ from aiohttp.test_utils import TestClient, TestServer
 from conftest import RecordedEngine
 from warmfront.clock import MonotonicClock
 from warmfront.config import Config, ControlConfig, FleetConfig, ServerConfig, TlsConfig
-from warmfront.control import security
+from warmfront.control import listening, security
+from warmfront.control.authentication import authentication
 from warmfront.control.discovery.static import StaticDiscovery
 from warmfront.control.files import read_secret
 from warmfront.control.fleet import FleetKeeper
@@ -45,7 +46,7 @@ async def guarded(token_file: Path) -> AsyncIterator[TestClient[Any, Any]]:
     async def answer(_: web.Request) -> web.Response:
         return web.Response(text="inside")
 
-    authenticate = security.authentication(ControlConfig(admin_token_file=str(token_file)))
+    authenticate = authentication(ControlConfig(admin_token_file=str(token_file)))
     application = web.Application(middlewares=[plainly, authenticate])
     application.add_routes([web.get("/health", answer), web.get("/admin/fleet", answer)])
     async with TestClient(TestServer(application)) as client:
@@ -195,7 +196,7 @@ def written(folder: Path, authority: trustme.CA) -> dict[str, str]:
 async def test_the_admin_certificate_is_renewed_in_place_and_a_bad_one_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(security, "WATCH_INTERVAL_S", 0.01)
+    monkeypatch.setattr(listening, "WATCH_INTERVAL_S", 0.01)
     old, new = trustme.CA(), trustme.CA()
     paths = written(tmp_path, old)
     tls = TlsConfig(cert=paths["cert"], key=paths["key"])
@@ -204,7 +205,7 @@ async def test_the_admin_certificate_is_renewed_in_place_and_a_bad_one_changes_n
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=context).start()
     port = runner.addresses[0][1]
-    following = asyncio.create_task(security.follow_certificate(tls, context))
+    following = asyncio.create_task(listening.follow_certificate(tls, context))
 
     async def is_signed_by(authority: trustme.CA) -> bool:
         trust = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)

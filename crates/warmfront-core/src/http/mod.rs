@@ -8,6 +8,7 @@ mod front;
 mod headers;
 pub mod json;
 mod keys;
+mod outset;
 mod overview;
 mod patience;
 mod prepare;
@@ -24,6 +25,7 @@ mod verdict;
 mod watched;
 
 pub use front::{Fronts, serve};
+pub use outset::Outset;
 pub use prepare::{Ask, Prepared, Preparer, Refusal};
 pub use proxy::Front;
 pub use stop::Stop;

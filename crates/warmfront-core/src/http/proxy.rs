@@ -24,6 +24,7 @@ use super::access::{Access, Caller, Denied, Peer};
 use super::account::{Account, End};
 use super::answer::{self, Reply, Shape};
 use super::body::{self, BodyError};
+use super::outset::Outset;
 use super::prepare::{Ask, Prepared, Preparer, Refusal};
 use super::relay::{Relay, Route, Source};
 use super::request::Endpoint;
@@ -57,6 +58,7 @@ pub struct Front {
     pub(super) access: Arc<Access>,
     /// `None`: clients speak plain HTTP.
     pub(super) tls: Option<Arc<ServerTls>>,
+    pub(super) outset: Arc<Outset>,
     fleet: Arc<ArcSwap<FleetView>>,
     mailbox: Arc<Mailbox>,
     requests: Arc<RequestTable>,
@@ -71,7 +73,7 @@ impl Front {
     /// A file of keys, a secret or a certificate cannot be read, or a field that only the core reads is wrong.
     pub fn new(
         (config, upstream): (FrontConfig, UpstreamConfig),
-        fleet: Arc<ArcSwap<FleetView>>,
+        (fleet, outset): (Arc<ArcSwap<FleetView>>, Arc<Outset>),
         (mailbox, requests): (Arc<Mailbox>, Arc<RequestTable>),
         preparer: Arc<Preparer>,
         metrics: Arc<Metrics>,
@@ -80,7 +82,7 @@ impl Front {
         let access = Arc::new(Access::new(&config)?);
         let tls = config.tls.as_ref().map(ServerTls::new).transpose()?.map(Arc::new);
         let id_seed = RandomState::new();
-        Ok(Self { config, metrics, upstream, access, tls, fleet, mailbox, requests, preparer, id_seed })
+        Ok(Self { config, metrics, upstream, access, tls, outset, fleet, mailbox, requests, preparer, id_seed })
     }
 
     /// Whether anything is read from files that may change.
@@ -112,6 +114,7 @@ impl Front {
             upstream,
             access: Arc::clone(&self.access),
             tls: self.tls.clone(),
+            outset: Arc::clone(&self.outset),
             fleet: Arc::clone(&self.fleet),
             mailbox: Arc::clone(&self.mailbox),
             requests: Arc::clone(&self.requests),
@@ -178,8 +181,11 @@ async fn route(front: &Arc<Front>, caller: &Caller, request: Request<Incoming>) 
     match found.target {
         Target::ByPrefix(endpoint) => forward_for(front, caller, request, Some(endpoint)).await,
         Target::ByLoad => forward_for(front, caller, request, None).await,
-        Target::Models => overview::models(&front.fleet.load()),
-        Target::Model => overview::model(&front.fleet.load(), routes::model_name(path).unwrap_or_default()),
+        Target::Models => overview::models(&*front.outset.whole(&front.fleet).await),
+        Target::Model => {
+            let fleet = front.outset.whole(&front.fleet).await;
+            overview::model(&fleet, routes::model_name(path).unwrap_or_default())
+        }
         Target::Health => answer::json(200, "{}"),
         Target::Ready => overview::ready(&front.fleet.load(), &front.mailbox.standings()),
         Target::Backlog => overview::backlog(&front.fleet.load(), &front.metrics),
@@ -260,6 +266,10 @@ impl Refused {
 
 impl From<Refusal> for Refused {
     fn from(refusal: Refusal) -> Self {
+        if refusal.face == NO_READY_REPLICA {
+            let retry_after_s = Some(OVERLOAD_PAUSE_S);
+            return Self { face: refusal.face, message: refusal.message, retry_after_s, end: End::Shed };
+        }
         Self::new(refusal.face, refusal.message, End::Invalid)
     }
 }
@@ -418,8 +428,7 @@ impl Journey<'_> {
             headers: Arc::clone(&self.headers),
             body: body.clone(),
         };
-        let Prepared { facts, prompt, is_priority_overruled } =
-            front.preparer.prepare(front.fleet.load_full(), ask).await?;
+        let Prepared { facts, prompt, is_priority_overruled } = self.prepare(ask).await?;
         if let Some(account) = &mut self.account {
             account.of_model(&facts.model);
         }
@@ -433,6 +442,26 @@ impl Journey<'_> {
         let flight = InFlight::enter(&front.mailbox, &front.requests, facts, prompt)
             .map_err(|_full| Refused::overloaded("The router has too many requests waiting."))?;
         self.decide_and_send(flight, &sent).await
+    }
+
+    /// Prepares by the fleet that is known; in the first seconds, by the first one that serves the request.
+    async fn prepare(&self, ask: Ask) -> Result<Prepared, Refused> {
+        let front = self.front;
+        let Some(mut wait) = front.outset.wait(headers::timeout_s(&self.headers)) else {
+            return Ok(front.preparer.prepare(front.fleet.load_full(), ask).await?);
+        };
+        loop {
+            if let Some(view) = wait.look(&front.fleet) {
+                let is_partial = view.is_partial;
+                match front.preparer.prepare(view, ask.clone()).await {
+                    Err(refusal) if is_partial && refusal.is_of_fleet() => {}
+                    prepared => return Ok(prepared?),
+                }
+            }
+            if !wait.news().await {
+                return Err(Refusal::new(NO_READY_REPLICA, "No engine for this model is known yet.").into());
+            }
+        }
     }
 
     fn check_headers(&self) -> Result<(), Refused> {
