@@ -25,12 +25,10 @@ Count = Annotated[int, Meta(ge=1)]
 
 _ADDRESS = r"^(\[[0-9A-Fa-f:.]+\]|[^:\s]+):[0-9]{1,5}$"
 _URL = r"^https?://(\[[0-9A-Fa-f:.]+\]|[^/?#@:\s]+):[0-9]{1,5}/?$"
-_PLAIN_URL = _URL.replace("https?", "http")
 _HEADER = r"^[!#$%&'*+.^_`|~0-9A-Za-z-]+$"
 _PATTERN_WORDS = {
     _ADDRESS: "`host:port`",
     _URL: "`http://host:port` or `https://host:port`, without path, query or password",
-    _PLAIN_URL: "`http://host:port` without path, query or password",
     _HEADER: "the name of a header",
 }
 
@@ -39,7 +37,6 @@ KUBERNETES_SETTLE_S = 5.0
 
 Address = Annotated[str, Meta(pattern=_ADDRESS)]
 Url = Annotated[str, Meta(pattern=_URL)]
-PlainUrl = Annotated[str, Meta(pattern=_PLAIN_URL)]
 HeaderName = Annotated[str, Meta(pattern=_HEADER)]
 
 
@@ -590,13 +587,30 @@ class SnapshotConfig(Struct, frozen=True, forbid_unknown_fields=True):
     unverified_ttl_s: Positive = 30.0
     """How long restored predictions are believed where nothing can tell whether the engine has restarted meanwhile: it
     publishes no events and no start time."""
-    seed_from: PlainUrl | None = None
-    """Admin address of another router of the same fleet. Its snapshot is fetched at start unless the own file is
-    younger than two intervals."""
+    seed_from: Url | None = None
+    """Admin address of another router of the same fleet, `http://…` or `https://…`. Its snapshot is fetched at start
+    unless the own file is younger than two intervals."""
+    seed_ca: str | None = None
+    """PEM file of the authorities of an `https` address, or its self-signed certificate. Unset: those of the system."""
+    seed_client_cert: str | None = None
+    """PEM file of our certificate, where the other router asks for one (`control.admin_tls.client_ca`)."""
+    seed_client_key: str | None = None
+    """Its private key."""
     seed_timeout_s: Positive = 10.0
     """Time for that; afterwards the own file is used, or none. Requests are served meanwhile, without memory."""
     seed_headers: dict[HeaderName, str] = {}
     """Sent to the other router, for its admin authentication. Values are secrets."""
+    seed_headers_from_file: dict[HeaderName, str] = {}
+    """The same, the value being a file's content without the white space around it."""
+
+    def __post_init__(self) -> None:
+        if (self.seed_client_cert is None) != (self.seed_client_key is None):
+            raise ValueError("seed_client_cert and seed_client_key go together")
+        if self.seed_ca is not None and not (self.seed_from or "").startswith("https://"):
+            raise ValueError("seed_ca is for an https:// address in seed_from")
+        twice = self.seed_headers.keys() & self.seed_headers_from_file.keys()
+        if twice:
+            raise ValueError(f"seed_headers and seed_headers_from_file both set {', '.join(sorted(twice))}")
 
 
 class LogConfig(Struct, frozen=True, forbid_unknown_fields=True):

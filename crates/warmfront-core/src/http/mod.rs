@@ -19,11 +19,12 @@ pub mod request;
 mod routes;
 mod sse;
 mod stop;
-mod tls;
+pub(crate) mod tls;
 mod upstream;
 mod verdict;
 mod watched;
 
+pub(crate) use access::read_secret;
 pub use front::{Fronts, serve};
 pub use outset::Outset;
 pub use prepare::{Ask, Prepared, Preparer, Refusal};
