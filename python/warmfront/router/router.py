@@ -331,6 +331,7 @@ class Router:
         if event.question == memory.TAKE:
             self._taken = self._memory.take(event.payload)
             for pool in self._pools.values():
+                pool.fleet.now_s = self._now_s  # ages are told, not moments
                 self._memory.give(pool, self._decider)
         self._questions.append(event)
 
