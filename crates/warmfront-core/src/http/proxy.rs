@@ -12,7 +12,10 @@ use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use bytes::Bytes;
-use http::header::{ALLOW, CONNECTION, CONTENT_LENGTH, HOST, HeaderName, HeaderValue, RETRY_AFTER, WWW_AUTHENTICATE};
+use http::header::{
+    ACCEPT_ENCODING, ALLOW, CONNECTION, CONTENT_ENCODING, CONTENT_LENGTH, HOST, HeaderName, HeaderValue, RETRY_AFTER,
+    WWW_AUTHENTICATE,
+};
 use http::request::Parts;
 use http::response::Parts as Answered;
 use http::{HeaderMap, Method, Request, Response, StatusCode, Uri};
@@ -37,7 +40,7 @@ use crate::config::{FrontConfig, UpstreamConfig};
 use crate::error::{
     BODY_TOO_LARGE, CoreError, FLEET_SATURATED, Face, HEADERS_TOO_LARGE, INVALID_API_KEY, INVALID_BODY,
     METHOD_NOT_ALLOWED, NO_READY_REPLICA, PATH_NOT_FOUND, QUEUE_TIMEOUT, RATE_LIMIT_EXCEEDED, REQUEST_TIMEOUT,
-    ROUTER_OVERLOADED, UPSTREAM_TIMEOUT, UPSTREAM_UNREACHABLE,
+    ROUTER_OVERLOADED, UNSUPPORTED_ENCODING, UPSTREAM_TIMEOUT, UPSTREAM_UNREACHABLE,
 };
 use crate::fleet::{FleetView, Replica};
 use crate::mailbox::{Choice, Decision, Failure, InFlight, Mailbox, Slot};
@@ -314,6 +317,9 @@ async fn forward(front: &Arc<Front>, request: Request<Incoming>, endpoint: Optio
             if let Some(seconds) = refused.retry_after_s {
                 answer::retry_after(&mut response, seconds);
             }
+            if refused.face == UNSUPPORTED_ENCODING {
+                response.headers_mut().insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
+            }
             response
         }
     };
@@ -418,6 +424,7 @@ impl Journey<'_> {
     async fn run(&mut self, id: u64, incoming: Incoming) -> Result<Response<Reply>, Refused> {
         let front = self.front;
         self.check_headers()?;
+        self.check_encoding()?;
         let pause = Duration::from_secs_f64(front.config.body_timeout_s);
         let body = body::read(incoming, front.config.body_bytes_max, pause).await?;
         front.metrics.inc("warmfront_relayed_bytes_total", &["up"], body.len() as u64);
@@ -470,6 +477,19 @@ impl Journey<'_> {
             return Err(Refused::new(HEADERS_TOO_LARGE, "The request header is too large.", End::Invalid));
         }
         Ok(())
+    }
+
+    /// A compressed prompt cannot be routed by, and engines do not read it either. Other bodies are the engines' business.
+    fn check_encoding(&self) -> Result<(), Refused> {
+        let is_none = |coding: &HeaderValue| coding.as_bytes().eq_ignore_ascii_case(b"identity");
+        if self.endpoint.is_none() || self.headers.get_all(CONTENT_ENCODING).iter().all(is_none) {
+            return Ok(());
+        }
+        Err(Refused::new(
+            UNSUPPORTED_ENCODING,
+            "No Content-Encoding is taken here: send the body as it is.",
+            End::Invalid,
+        ))
     }
 
     /// Asks the router, and again while no engine has answered.

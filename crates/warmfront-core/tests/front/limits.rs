@@ -52,6 +52,27 @@ async fn bodies_that_are_no_object_and_unknown_models_are_named() {
 }
 
 #[tokio::test]
+async fn a_compressed_prompt_is_refused_in_the_protocol_of_its_path_and_nothing_else_is() {
+    let (world, engine) = refusing(|_| ()).await;
+    let ask = async |path: &str, coding: &str| {
+        let mut client = world.client().await;
+        client.send(post(path, CHAT).replace("host:", &format!("content-encoding: {coding}\r\nhost:"))).await;
+        client.answer().await
+    };
+    for coding in ["gzip", "br", "identity, gzip", ""] {
+        let answer = ask("/v1/chat/completions", coding).await;
+        assert_eq!((answer.status, answer.header("accept-encoding")), (415, Some("identity")), "{coding}");
+        assert_eq!(answer.json()["error"]["code"], "unsupported_encoding");
+    }
+    let answer = ask("/v1/messages", "gzip").await;
+    assert_eq!((answer.status, answer.json()["error"]["type"].as_str()), (415, Some("invalid_request_error")));
+    assert_eq!(answer.json()["type"], "error");
+    assert_eq!(engine.requests(), 0);
+    assert_eq!(ask("/v1/chat/completions", "Identity").await.status, 200);
+    assert_eq!(ask("/v1/embeddings", "gzip").await.status, 200, "the engine's business");
+}
+
+#[tokio::test]
 async fn a_body_beyond_the_limit_is_refused_before_and_while_it_comes() {
     let (world, engine) = refusing(|options| options.front.body_bytes_max = 1000).await;
     let mut client = world.client().await;
