@@ -23,6 +23,7 @@ pub(crate) mod tls;
 mod upstream;
 mod verdict;
 mod watched;
+mod worded;
 
 pub(crate) use access::read_secret;
 pub use front::{Fronts, serve};
