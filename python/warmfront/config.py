@@ -9,6 +9,7 @@ from __future__ import annotations
 import ipaddress
 import os
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -26,6 +27,7 @@ Count = Annotated[int, Meta(ge=1)]
 _ADDRESS = r"^(\[[0-9A-Fa-f:.]+\]|[^:\s]+):[0-9]{1,5}$"
 _URL = r"^https?://(\[[0-9A-Fa-f:.]+\]|[^/?#@:\s]+):[0-9]{1,5}/?$"
 _HEADER = r"^[!#$%&'*+.^_`|~0-9A-Za-z-]+$"
+_VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _PATTERN_WORDS = {
     _ADDRESS: "`host:port`",
     _URL: "`http://host:port` or `https://host:port`, without path, query or password",
@@ -263,6 +265,9 @@ class ServerConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """Added to every request to this server, for example its API key; they replace the client's."""
     headers_from_file: dict[HeaderName, str] = {}
     """The same, the value being a file's content without the white space around it. Read again when it changes."""
+    headers_from_env: dict[HeaderName, str] = {}
+    """The same with environment variables of the router in it, for example `Bearer ${ENGINE_KEY}`. As they were at its
+    start; shown nowhere."""
     ca: str | None = None
     """PEM file of the authorities of an `https` server, or its self-signed certificate. Unset: those of the system."""
     client_cert: str | None = None
@@ -280,9 +285,17 @@ class ServerConfig(Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError("client_cert and client_key go together")
         if self.ca is not None and not self.url.startswith("https://"):
             raise ValueError("ca is for https:// servers")
-        twice = self.headers.keys() & self.headers_from_file.keys()
+        twice = [name for name, count in Counter(self._header_names()).items() if count > 1]
         if twice:
-            raise ValueError(f"headers and headers_from_file both set {', '.join(sorted(twice))}")
+            raise ValueError(f"headers, headers_from_file and headers_from_env set {', '.join(sorted(twice))} twice")
+        for name, text in self.headers_from_env.items():
+            if not _VARIABLE.search(text):
+                raise ValueError(f"headers_from_env: {name} names no variable as ${{NAME}}")
+
+    def _header_names(self) -> list[str]:
+        return [
+            name.lower() for names in (self.headers, self.headers_from_file, self.headers_from_env) for name in names
+        ]
 
 
 class ModelConfig(Struct, frozen=True, forbid_unknown_fields=True):
@@ -762,6 +775,29 @@ def _core_front(front: FrontConfig) -> FrontConfig:
         return front
     settle_s = min(KUBERNETES_SETTLE_S, front.grace_s) if "KUBERNETES_SERVICE_HOST" in os.environ else 0.0
     return msgspec.structs.replace(front, settle_s=settle_s)
+
+
+def with_variables(text: str, environment: Mapping[str, str] | None = None) -> str:
+    """Return a text with environment variables in place of `${NAME}`.
+
+    Args:
+        text: From the configuration.
+        environment: Defaults to the process's own.
+
+    Raises:
+        ConfigError: A variable is not set, or no header could carry its value. The value is not told.
+    """
+    known = os.environ if environment is None else environment
+
+    def value(found: re.Match[str]) -> str:
+        name = found[1]
+        secret = known.get(name, "").strip()
+        if not secret or not all(0x20 <= ord(character) < 0x7F for character in secret):
+            what = "holds more than one line of plain characters" if secret else "is not set"
+            raise ConfigError(f"the environment variable {name} {what}")
+        return secret
+
+    return _VARIABLE.sub(value, text)
 
 
 def redacted(config: Config) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from warmfront.config import ControlConfig, ServerConfig, TlsConfig
+from warmfront.config import ControlConfig, ServerConfig, TlsConfig, with_variables
 from warmfront.control.files import read_secret
 from warmfront.errors import ConfigError
 from warmfront.types import TlsOptions
@@ -115,21 +115,22 @@ class EngineAccess:
         self._context: Watched[ssl.SSLContext] | None = None
 
     def secret_headers(self) -> dict[str, str]:
-        """Return the headers whose values lie in files.
+        """Return the headers whose values lie in files or in the environment.
 
         Raises:
-            ConfigError: A file cannot be read, and never could.
+            ConfigError: A file cannot be read, and never could, or a variable is not set.
         """
+        from_env = {name: with_variables(text) for name, text in self._server.headers_from_env.items()}
         files = self._server.headers_from_file
         if not files:
-            return {}
+            return from_env
         if self._headers is None:
             self._headers = Watched(
                 f"headers of {self._server.url}",
                 list(files.values()),
                 lambda: {name: read_secret(path) for name, path in files.items()},
             )
-        return self._headers.current()
+        return self._headers.current() | from_env
 
     def tls(self) -> ssl.SSLContext | bool:
         """Return what aiohttp takes as `ssl`: the context of an https server, else its default.

@@ -14,12 +14,13 @@ from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 from conftest import RecordedEngine
 from warmfront.clock import MonotonicClock
-from warmfront.config import Config, ControlConfig, FleetConfig, ServerConfig, TlsConfig
+from warmfront.config import Config, ControlConfig, FleetConfig, ServerConfig, TlsConfig, redacted
 from warmfront.control import listening, security
 from warmfront.control.authentication import authentication
 from warmfront.control.discovery.static import StaticDiscovery
 from warmfront.control.files import read_secret
 from warmfront.control.fleet import FleetKeeper
+from warmfront.control.report import fleet_report
 from warmfront.errors import ClientError, ConfigError
 
 TOKEN = "t0ken-of-the-admin-api"
@@ -146,6 +147,20 @@ async def test_headers_from_files_reach_the_engine_and_follow_their_files(
     assert access.secret_headers() == {"authorization": "Bearer two"}
     path.unlink()
     assert access.secret_headers() == {"authorization": "Bearer two"}
+
+
+async def test_headers_from_the_environment_reach_the_engine_and_are_shown_nowhere(
+    engine: RecordedEngine, http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ENGINE_KEY", "very-secret\n")
+    server = ServerConfig(url=engine.url, headers_from_env={"authorization": "Bearer ${ENGINE_KEY}"})
+    config = Config(fleet=FleetConfig(servers=[server]))
+    keeper = FleetKeeper(config, http=http, clock=MonotonicClock())
+    update = await keeper.look_once(StaticDiscovery(config.fleet))
+    assert engine.headers[-1]["authorization"] == "Bearer very-secret"
+    assert update.pools[0].replicas[0].headers == {"authorization": "Bearer very-secret"}
+    assert "very-secret" not in str(redacted(config)) + msgspec.json.encode(config).decode()
+    assert "very-secret" not in str(fleet_report(update, keeper.facts, {}, None, {}))
 
 
 @pytest.mark.bug(133)
