@@ -45,7 +45,7 @@ FUZZ_RUN = sh -c 'ulimit -v 8000000; FUZZ_CASES=$(FUZZ_CASES) scripts/within $(F
 fuzz: build ## Hostile input for long, new each time (FUZZ_CASES=20000 FUZZ_SECONDS=600 for each part)
 	cargo test --quiet --release -p warmfront-core --test fuzz --no-run
 	$(FUZZ_RUN) cargo test --quiet --release -p warmfront-core --test fuzz
-	$(FUZZ_RUN) $(BIN)/pytest tests/fuzz tests/differential/test_special_tokens.py
+	$(FUZZ_RUN) $(BIN)/pytest -x tests/fuzz tests/differential/test_special_tokens.py
 
 check: build ## Every check, then every test
 	scripts/check

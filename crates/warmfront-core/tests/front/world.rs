@@ -146,7 +146,7 @@ async fn read_message(socket: &mut TcpStream) -> Option<Heard> {
     let mut buffer = vec![0; 64 * 1024];
     loop {
         if let Some(end) = bytes.windows(4).position(|window| window == b"\r\n\r\n") {
-            let head = String::from_utf8(bytes[..end + 4].to_vec()).unwrap();
+            let head = String::from_utf8_lossy(&bytes[..end + 4]).into_owned(); // a field may hold any byte above 0x7f
             let length = header(&head, "content-length").map_or(0, |length| length.parse().unwrap());
             if bytes.len() >= end + 4 + length {
                 return Some(Heard { head, body: bytes[end + 4..end + 4 + length].to_vec() });
