@@ -171,7 +171,8 @@ class IndexConfig(Struct, frozen=True, forbid_unknown_fields=True):
     seed: Annotated[int, Meta(ge=0)] = 0
     """Seed of the sequence hashes. Routers that exchange facts must agree on it."""
     predicted_ttl_s: Positive = 10.0
-    """How long a dispatch counts as cached before an event confirms it, where the engine publishes events."""
+    """How long a dispatch counts as cached before an event confirms it, where the engine publishes events. Longer by as
+    much as its events are late, up to 60 s."""
     approximate_ttl_s: Positive = 600.0
     """The same where the engine publishes none."""
     block_size_default: Count = 16
@@ -558,7 +559,8 @@ class HealthConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """Time in which a replica that joins or comes back grows to its full share of requests in flight."""
     frozen_after_s: Positive = 10.0
     """Time without a token on any stream of a replica, while another replica could take over, after which it counts as
-    frozen. Three times that while its speed is not known."""
+    frozen. Three times that while its speed is not known, and where no answer is a stream: then it must also report
+    counters of its work that do not move."""
     frozen_prefill_factor: Annotated[float, Meta(ge=1)] = 5.0
     """The same as a multiple of the prefill time predicted for what it has in hand; the longer of the two counts."""
 

@@ -126,6 +126,8 @@ class EngineLoad(Struct, frozen=True):
     kv_usage: float | None = None
     """Share of KV blocks in use by running requests, 0 to 1."""
     age_s: float | None = None
+    worked_tokens: float | None = None
+    """Tokens of prompts and answers since its start: while it works, they move."""
 
 
 class EventSource(Struct, frozen=True):

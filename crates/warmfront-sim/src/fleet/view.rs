@@ -99,5 +99,6 @@ fn told(load: Load) -> EngineLoad {
         waiting: Some(load.waiting as f64),
         kv_usage: Some(load.kv_usage),
         age_s: Some(0.0),
+        worked_tokens: None,
     }
 }
