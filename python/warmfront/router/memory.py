@@ -184,7 +184,7 @@ class Memory:
         """Keep a piece; `None`: it cannot be read."""
         try:
             told = _piece.decode(payload)
-        except msgspec.MsgspecError:
+        except (msgspec.MsgspecError, RecursionError):
             logger.exception("calibration of a former process cannot be read")
             return None
         if told.shared or told.guard:

@@ -224,6 +224,7 @@ SECRETS = [
         (302, "[]", "it answers 302"),
         (200, "<html>", "not JSON"),
         (200, "{}", "a list"),
+        (200, "[" * 100_000, "not JSON"),
         *((200, json.dumps([secret]), "names no files or variables") for secret in SECRETS),
     ],
 )

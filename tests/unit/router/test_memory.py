@@ -211,6 +211,14 @@ def test_whatever_is_handed_over_is_refused_or_taken_and_never_raised(payload: b
     assert world.send().choices
 
 
+def test_memory_that_is_nested_without_end_is_refused_and_the_router_goes_on() -> None:
+    world = World(1)
+    for where in ("shared", "guard", "prefixes"):
+        nested = b'{"pool": "m", "%s": {"a": %s' % (where.encode(), b"[" * 100_000)
+        assert ask(world, memory.TAKE, nested).status == 400
+    assert world.send().choices
+
+
 def test_memory_speaks_of_replicas_by_id_and_else_holds_numbers_and_names_of_adapters() -> None:
     def leaves(value: Any) -> Iterator[Any]:
         if isinstance(value, dict | list):

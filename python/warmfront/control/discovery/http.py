@@ -43,7 +43,7 @@ class HttpReader:
                 self._etag = response.headers.get("etag")
         except TimeoutError as error:
             raise DiscoveryError(f"no answer within {config.timeout_s:g} s") from error
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, RecursionError) as error:
             raise DiscoveryError(f"its answer is not JSON: {error}") from error
         except (aiohttp.ClientError, ValueError) as error:
             raise DiscoveryError(_reason(error)) from error
