@@ -40,12 +40,12 @@ test-fast: build ## The tests that need no engine servers
 FUZZ_CASES ?= 20000
 FUZZ_SECONDS ?= 600
 # Time is up: that is success. Memory is bounded, so that an input that would take all of it fails by itself.
-FUZZ_RUN = sh -c 'ulimit -v 8000000; FUZZ_CASES=$(FUZZ_CASES) timeout $(FUZZ_SECONDS) "$$@"; test $$? -eq 0 -o $$? -eq 124' fuzz
+FUZZ_RUN = sh -c 'ulimit -v 8000000; FUZZ_CASES=$(FUZZ_CASES) scripts/within $(FUZZ_SECONDS) "$$@"' fuzz
 
 fuzz: build ## Hostile input for long, new each time (FUZZ_CASES=20000 FUZZ_SECONDS=600 for each part)
 	cargo test --quiet --release -p warmfront-core --test fuzz --no-run
 	$(FUZZ_RUN) cargo test --quiet --release -p warmfront-core --test fuzz
-	$(FUZZ_RUN) $(BIN)/pytest tests/fuzz tests/differential/test_special_tokens.py
+	$(FUZZ_RUN) $(BIN)/pytest -x tests/fuzz tests/differential/test_special_tokens.py
 
 check: build ## Every check, then every test
 	scripts/check

@@ -2,7 +2,8 @@
 
 Run: `python benchmarks/restart_bench.py [--seconds 20] [--engines 4] [--seed 1] [--quick] [--hide-events]`. Prints one
 JSON line per case: the token hit rate (cached prompt tokens over all prompt tokens, as the engines report them) of the
-conversations that start in the window before the restart and in the window after it.
+conversations that start in the window before the restart and in the window after it. The last case restarts nothing:
+its two windows differ by the conversations alone.
 
 Each case has engines of its own, which stay; only the router is ended, by SIGTERM or SIGKILL, and started again.
 Engines keep few event batches for replay (`--buffer`), as an engine does that has run for days: without a snapshot a
@@ -149,7 +150,7 @@ def measure(router: Router, conversations: list[Conversation]) -> dict[str, floa
     }
 
 
-def case(options: argparse.Namespace, *, ending: signal.Signals, snapshot: bool) -> dict[str, Any]:
+def case(options: argparse.Namespace, *, ending: signal.Signals | None, snapshot: bool) -> dict[str, Any]:
     seconds = options.seconds
     planned = plan(replace(MIX, rate=options.rate), seconds=3 * seconds, seed=options.seed)
     with tempfile.TemporaryDirectory(prefix="warmfront-restart-") as name, engines(options, Path(name)) as urls:
@@ -160,14 +161,16 @@ def case(options: argparse.Namespace, *, ending: signal.Signals, snapshot: bool)
             before = measure(router, window(planned, seconds, 2 * seconds))
             if snapshot and ending == signal.SIGKILL:
                 time.sleep(SNAPSHOT_INTERVAL_S)  # the steady state: some snapshot is there, and it is not the newest
-            router.end(ending)
-            start_s = router.start()
+            start_s = 0.0
+            if ending is not None:
+                router.end(ending)
+                start_s = router.start()
             after = measure(router, window(planned, 2 * seconds, 3 * seconds))
             memory = router.memory()
         finally:
             router.end(signal.SIGTERM)
     return {
-        "ending": ending.name,
+        "ending": ending.name if ending is not None else "none",
         "snapshot": snapshot,
         "before": before,
         "after": after,
@@ -189,8 +192,16 @@ def main() -> None:
     parser.add_argument("--buffer", type=int, default=300, help="event batches that engines keep for replay")
     parser.add_argument("--hide-events", action="store_true")
     parser.add_argument("--quick", action="store_true", help="SIGTERM with a snapshot, and no other case")
+    parser.add_argument("--cases", help="0 SIGTERM, 1 SIGKILL, 2 SIGTERM without a snapshot, 3 no restart; all")
     options = parser.parse_args()
-    cases = [(signal.SIGTERM, True), (signal.SIGKILL, True), (signal.SIGTERM, False)]
+    cases: list[tuple[signal.Signals | None, bool]] = [
+        (signal.SIGTERM, True),
+        (signal.SIGKILL, True),
+        (signal.SIGTERM, False),
+        (None, True),
+    ]
+    if options.cases is not None:
+        cases = [cases[int(number)] for number in options.cases.split(",")]
     for ending, snapshot in cases[:1] if options.quick else cases:
         print(json.dumps(case(options, ending=ending, snapshot=snapshot)), flush=True)
 

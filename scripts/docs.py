@@ -185,7 +185,9 @@ What warmfront itself answers, in the OpenAI form:
 {"error": {"message": "…", "type": "rate_limit_error", "param": null, "code": "queue_timeout"}}
 ```
 
-An engine's own error passes through unchanged. Statuses 429 and 503 carry `Retry-After` where a time is known."""
+An engine's own error passes through unchanged. Statuses 429 and 503 carry `Retry-After` where a time is known. 415 says
+in `Accept-Encoding` what is taken: no encoding at all. Of a request whose head cannot be read (400, 414, 431) the path
+is not known: its answer has this form on every path."""
 
 ERRORS_TAIL = """After the first byte of a stream, an error is one SSE `data:` line with the same body (for
 `/v1/responses` and `/v1/messages` their `error` event), and the stream ends without `[DONE]`."""

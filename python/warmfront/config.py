@@ -9,6 +9,7 @@ from __future__ import annotations
 import ipaddress
 import os
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -25,12 +26,11 @@ Count = Annotated[int, Meta(ge=1)]
 
 _ADDRESS = r"^(\[[0-9A-Fa-f:.]+\]|[^:\s]+):[0-9]{1,5}$"
 _URL = r"^https?://(\[[0-9A-Fa-f:.]+\]|[^/?#@:\s]+):[0-9]{1,5}/?$"
-_PLAIN_URL = _URL.replace("https?", "http")
 _HEADER = r"^[!#$%&'*+.^_`|~0-9A-Za-z-]+$"
+_VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _PATTERN_WORDS = {
     _ADDRESS: "`host:port`",
     _URL: "`http://host:port` or `https://host:port`, without path, query or password",
-    _PLAIN_URL: "`http://host:port` without path, query or password",
     _HEADER: "the name of a header",
 }
 
@@ -39,7 +39,6 @@ KUBERNETES_SETTLE_S = 5.0
 
 Address = Annotated[str, Meta(pattern=_ADDRESS)]
 Url = Annotated[str, Meta(pattern=_URL)]
-PlainUrl = Annotated[str, Meta(pattern=_PLAIN_URL)]
 HeaderName = Annotated[str, Meta(pattern=_HEADER)]
 
 
@@ -101,6 +100,9 @@ class FrontConfig(Struct, frozen=True, forbid_unknown_fields=True):
     connection. Only this user may connect. Unset: none."""
     handover_timeout_s: Positive = 120.0
     """How long the next process may take to have a ready pool; then it gives up, and the one before serves on."""
+    fleet_wait_s: Annotated[float, Meta(ge=0)] = 5.0
+    """After the start, how long requests wait for a fleet that serves their model, before they are answered with 503:
+    engines are asked about themselves only then. Counted from the first accepted connection on. 0: not at all."""
     tls: TlsConfig | None = None
     """Speak TLS with clients. Unset: plain HTTP, for a port that only a gateway or this machine can reach."""
     keys_file: str | None = None
@@ -169,7 +171,8 @@ class IndexConfig(Struct, frozen=True, forbid_unknown_fields=True):
     seed: Annotated[int, Meta(ge=0)] = 0
     """Seed of the sequence hashes. Routers that exchange facts must agree on it."""
     predicted_ttl_s: Positive = 10.0
-    """How long a dispatch counts as cached before an event confirms it, where the engine publishes events."""
+    """How long a dispatch counts as cached before an event confirms it, where the engine publishes events. Longer by as
+    much as its events are late, up to 60 s."""
     approximate_ttl_s: Positive = 600.0
     """The same where the engine publishes none."""
     block_size_default: Count = 16
@@ -263,6 +266,9 @@ class ServerConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """Added to every request to this server, for example its API key; they replace the client's."""
     headers_from_file: dict[HeaderName, str] = {}
     """The same, the value being a file's content without the white space around it. Read again when it changes."""
+    headers_from_env: dict[HeaderName, str] = {}
+    """The same with environment variables of the router in it, for example `Bearer ${ENGINE_KEY}`. As they were at its
+    start; shown nowhere."""
     ca: str | None = None
     """PEM file of the authorities of an `https` server, or its self-signed certificate. Unset: those of the system."""
     client_cert: str | None = None
@@ -280,9 +286,17 @@ class ServerConfig(Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError("client_cert and client_key go together")
         if self.ca is not None and not self.url.startswith("https://"):
             raise ValueError("ca is for https:// servers")
-        twice = self.headers.keys() & self.headers_from_file.keys()
+        twice = [name for name, count in Counter(self._header_names()).items() if count > 1]
         if twice:
-            raise ValueError(f"headers and headers_from_file both set {', '.join(sorted(twice))}")
+            raise ValueError(f"headers, headers_from_file and headers_from_env set {', '.join(sorted(twice))} twice")
+        for name, text in self.headers_from_env.items():
+            if not _VARIABLE.search(text):
+                raise ValueError(f"headers_from_env: {name} names no variable as ${{NAME}}")
+
+    def _header_names(self) -> list[str]:
+        return [
+            name.lower() for names in (self.headers, self.headers_from_file, self.headers_from_env) for name in names
+        ]
 
 
 class ModelConfig(Struct, frozen=True, forbid_unknown_fields=True):
@@ -545,7 +559,8 @@ class HealthConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """Time in which a replica that joins or comes back grows to its full share of requests in flight."""
     frozen_after_s: Positive = 10.0
     """Time without a token on any stream of a replica, while another replica could take over, after which it counts as
-    frozen. Three times that while its speed is not known."""
+    frozen. Three times that while its speed is not known, and where no answer is a stream: then it must also report
+    counters of its work that do not move."""
     frozen_prefill_factor: Annotated[float, Meta(ge=1)] = 5.0
     """The same as a multiple of the prefill time predicted for what it has in hand; the longer of the two counts."""
 
@@ -587,13 +602,30 @@ class SnapshotConfig(Struct, frozen=True, forbid_unknown_fields=True):
     unverified_ttl_s: Positive = 30.0
     """How long restored predictions are believed where nothing can tell whether the engine has restarted meanwhile: it
     publishes no events and no start time."""
-    seed_from: PlainUrl | None = None
-    """Admin address of another router of the same fleet. Its snapshot is fetched at start unless the own file is
-    younger than two intervals."""
+    seed_from: Url | None = None
+    """Admin address of another router of the same fleet, `http://…` or `https://…`. Its snapshot is fetched at start
+    unless the own file is younger than two intervals."""
+    seed_ca: str | None = None
+    """PEM file of the authorities of an `https` address, or its self-signed certificate. Unset: those of the system."""
+    seed_client_cert: str | None = None
+    """PEM file of our certificate, where the other router asks for one (`control.admin_tls.client_ca`)."""
+    seed_client_key: str | None = None
+    """Its private key."""
     seed_timeout_s: Positive = 10.0
     """Time for that; afterwards the own file is used, or none. Requests are served meanwhile, without memory."""
     seed_headers: dict[HeaderName, str] = {}
     """Sent to the other router, for its admin authentication. Values are secrets."""
+    seed_headers_from_file: dict[HeaderName, str] = {}
+    """The same, the value being a file's content without the white space around it."""
+
+    def __post_init__(self) -> None:
+        if (self.seed_client_cert is None) != (self.seed_client_key is None):
+            raise ValueError("seed_client_cert and seed_client_key go together")
+        if self.seed_ca is not None and not (self.seed_from or "").startswith("https://"):
+            raise ValueError("seed_ca is for an https:// address in seed_from")
+        twice = self.seed_headers.keys() & self.seed_headers_from_file.keys()
+        if twice:
+            raise ValueError(f"seed_headers and seed_headers_from_file both set {', '.join(sorted(twice))}")
 
 
 class LogConfig(Struct, frozen=True, forbid_unknown_fields=True):
@@ -745,6 +777,29 @@ def _core_front(front: FrontConfig) -> FrontConfig:
         return front
     settle_s = min(KUBERNETES_SETTLE_S, front.grace_s) if "KUBERNETES_SERVICE_HOST" in os.environ else 0.0
     return msgspec.structs.replace(front, settle_s=settle_s)
+
+
+def with_variables(text: str, environment: Mapping[str, str] | None = None) -> str:
+    """Return a text with environment variables in place of `${NAME}`.
+
+    Args:
+        text: From the configuration.
+        environment: Defaults to the process's own.
+
+    Raises:
+        ConfigError: A variable is not set, or no header could carry its value. The value is not told.
+    """
+    known = os.environ if environment is None else environment
+
+    def value(found: re.Match[str]) -> str:
+        name = found[1]
+        secret = known.get(name, "").strip()
+        if not secret or not all(0x20 <= ord(character) < 0x7F for character in secret):
+            what = "holds more than one line of plain characters" if secret else "is not set"
+            raise ConfigError(f"the environment variable {name} {what}")
+        return secret
+
+    return _VARIABLE.sub(value, text)
 
 
 def redacted(config: Config) -> dict[str, Any]:

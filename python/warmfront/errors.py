@@ -8,7 +8,8 @@
     └── ClientError                  has a face: status, type, code
         ├── InvalidRequestError      400 · PromptTooLongError 400 · AuthenticationError 401 · ModelNotFoundError 404
         │                            PathNotFoundError 404 · MethodNotAllowedError 405 · RequestTimeoutError 408
-        │                            BodyTooLargeError 413 · HeadersTooLargeError 431
+        │                            BodyTooLargeError 413 · UriTooLongError 414 · UnsupportedEncodingError 415
+        │                            HeadersTooLargeError 431
         ├── CapacityError
         │   ├── RateLimitedError 429 · ShedError 429 · QueueTimeoutError 429
         │   └── NoReplicaError 503 · OverloadedError 503
@@ -109,6 +110,20 @@ class BodyTooLargeError(InvalidRequestError):
 
     status = 413
     code = "body_too_large"
+
+
+class UriTooLongError(InvalidRequestError):
+    """The path is over the limit."""
+
+    status = 414
+    code = "uri_too_long"
+
+
+class UnsupportedEncodingError(InvalidRequestError):
+    """The body is compressed. None of the encodings is taken."""
+
+    status = 415
+    code = "unsupported_encoding"
 
 
 class HeadersTooLargeError(InvalidRequestError):

@@ -126,6 +126,8 @@ class EngineLoad(Struct, frozen=True):
     kv_usage: float | None = None
     """Share of KV blocks in use by running requests, 0 to 1."""
     age_s: float | None = None
+    worked_tokens: float | None = None
+    """Tokens of prompts and answers since its start: while it works, they move."""
 
 
 class EventSource(Struct, frozen=True):
@@ -215,6 +217,8 @@ class FleetUpdate(Struct, frozen=True):
     degraded: list[str] = []
     sources: list[SourceState] = []
     """Discovery sources other than the configuration."""
+    is_partial: bool = False
+    """Servers exist that nobody has asked yet: which models they serve is not known."""
 
 
 class EventState(Struct, frozen=True):

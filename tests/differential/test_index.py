@@ -219,6 +219,7 @@ controls = st.builds(
             "fresh",
             "forget",
             "doubt",
+            "lag",
             "replace",
             "remove",
         ]
@@ -281,6 +282,8 @@ class Both:
                 self.now_s += argument * 2.5
             case "stale" | "fresh":
                 self.each(lambda index: index.set_stale(slot, what == "stale"))
+            case "lag":
+                self.each(lambda index: index.note_lag(slot, argument * 2.0))
             case "doubt":
                 self.each(lambda index: index.doubt(slot))
             case "forget":
@@ -376,8 +379,8 @@ def next_operation(random: Random) -> Any:
             return Placeholder(slot, path, flavour, scheme, "CPU")
         case "clear":
             return Clear(slot)
-    what = ["release", "withdraw", "wait", "stale", "fresh", "forget", "doubt", "replace"]
-    return Control(random.choices(what, weights=[16, 3, 8, 1, 4, 1, 1, 1])[0], random.randint(1, 4))
+    what = ["release", "withdraw", "wait", "stale", "fresh", "forget", "doubt", "lag", "replace"]
+    return Control(random.choices(what, weights=[16, 3, 8, 1, 4, 1, 1, 2, 1])[0], random.randint(1, 4))
 
 
 @settings(max_examples=100, deadline=None, derandomize=True)

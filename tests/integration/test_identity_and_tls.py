@@ -10,6 +10,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from functools import partial
 from http.client import HTTPSConnection
 from pathlib import Path
 from typing import Any, cast
@@ -298,6 +299,50 @@ def test_the_command_line_asks_an_admin_port_with_token_and_tls(
     assert (refused.returncode, "needs its token" in refused.stderr) == (2, True), refused.stderr
     allowed = ask("--admin-token-file", str(token))
     assert (allowed.returncode, engine.url in allowed.stdout) == (0, True), allowed.stderr
+
+
+def test_a_router_is_seeded_by_another_over_tls_with_certificates_and_a_token(
+    tmp_path: Path, start: Start, authority: trustme.CA
+) -> None:
+    engine = start(EmbeddedEngine(tmp_path / "engine.log"))
+    ours, theirs = (write_certificate(tmp_path, name, authority) for name in ("first", "second"))
+    token = tmp_path / "token"
+    token.write_text(f"Bearer {ADMIN_TOKEN}\n", encoding="ascii")
+    (tmp_path / "admin").write_text(ADMIN_TOKEN, encoding="ascii")
+    tls = {"cert": ours["cert"], "key": ours["key"], "client_ca": ours["ca"]}
+    guard = (setting("control.admin_tls", tls), setting("control.admin_token_file", str(tmp_path / "admin")))
+    first = cast(Serve, start(Serve(tmp_path / "first.log", [engine], *guard)))
+    wait_for(lambda: is_live(first), "the event stream live", timeout_s=20)
+    prompt = {"prompt": "clouds come before the rain and wind comes after it. " * 12, "max_tokens": 2}
+    wire.post(f"{first.url}/v1/completions", prompt)
+    whole = {
+        "seed_ca": ours["ca"],
+        "seed_client_cert": theirs["cert"],
+        "seed_client_key": theirs["key"],
+        "seed_headers_from_file": {"authorization": str(token)},
+    }
+    said = {
+        "tls": ({**whole, "seed_ca": write_certificate(tmp_path, "stranger", trustme.CA())["ca"]}, "certificate"),
+        "token": ({**whole, "seed_headers_from_file": {}}, "401"),
+        "nothing": (whole, None),
+    }
+    for lack, (settings, reason) in said.items():
+        peer = settings | {"seed_from": f"https://{HOST}:{first.admin_port}"}
+        second = cast(Serve, start(Serve(tmp_path / f"{lack}.log", [engine], setting("snapshot", peer))))
+        wait_for(partial(is_live, second), "the event stream live", timeout_s=20)
+        restored = wire.get(f"{second.admin_url}/admin/snapshot/state").json()["restored"]
+        if reason is None:
+            assert (restored["from"], restored["replicas_restored"]) == (peer["seed_from"], 1)
+        else:
+            assert restored["from"] is None
+            assert reason in restored["refused"][0].lower()
+        assert ADMIN_TOKEN not in second.log.read_text()
+        second.stop()
+
+
+def is_live(router: Serve) -> bool:
+    pools = wire.get(f"{router.url}/ready").json()["pools"]
+    return bool(pools) and pools[0]["events"]["live"] == 1
 
 
 @pytest.mark.parametrize("field", ["front.keys_file", "front.trusted_secret_file", "front.tls.cert"])

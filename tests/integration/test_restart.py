@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import signal
+import socket
 import time
 from pathlib import Path
 from typing import Any, cast
@@ -75,6 +78,12 @@ def is_written_since(router: Serve, asked_s: float) -> bool:
     return state["age_s"] is not None and state["age_s"] + state["write_s"] < time.monotonic() - asked_s
 
 
+def is_listening(router: Serve) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", router.port)):
+        return True
+    return False
+
+
 def again(router: Serve) -> None:
     router.start()
     router.wait()
@@ -102,6 +111,38 @@ def test_a_restarted_router_knows_what_engines_hold_beyond_what_they_replay(
         assert reported > 0
     state = memory(router)["restored"]
     assert (state["from"], state["replicas_restored"], state["refused"]) == ("file", 2, [])
+
+
+@pytest.mark.parametrize("how", ["SIGTERM", "SIGKILL"])
+def test_requests_that_come_before_a_restarted_router_knows_its_engines_are_answered(
+    tmp_path: Path, start: Start, how: str
+) -> None:
+    engines = [start(EmbeddedEngine(tmp_path / f"engine-{name}.log")) for name in "ab"]
+    router = cast(Serve, start(Serve(tmp_path / "serve.log", engines)))
+    assert router.process is not None
+    for _ in range(3):
+        router.process.send_signal(signal.Signals[how])
+        router.process.wait(timeout=20)
+        router.process = None
+        router.start()
+        wait_for(lambda: is_listening(router), "somebody listens", timeout_s=20)
+        models = wire.get(f"{router.url}/v1/models").json()["data"]
+        assert complete(router, PROMPTS[0])[0] in {engine.url for engine in engines}
+        assert len(models) == 1
+
+
+def test_a_router_whose_engines_do_not_answer_says_so_in_time(tmp_path: Path, start: Start) -> None:
+    frozen = start(EmbeddedEngine(tmp_path / "engine.log"))
+    assert frozen.process is not None
+    os.killpg(frozen.process.pid, signal.SIGSTOP)
+    router = Serve(tmp_path / "serve.log", [frozen], "front.fleet_wait_s=0.5", "control.probe_timeout_s=30")
+    router.health_path = "/health"
+    start(router)
+    answer = wire.post(router.url + PATH, {"prompt": "Hello", "max_tokens": 2})
+    assert (answer.status, answer.headers["retry-after"]) == (503, "1")
+    assert answer.json()["error"]["code"] == "no_ready_replica"
+    ready = wire.get(f"{router.url}/ready")
+    assert (ready.status, ready.json()["partial"]) == (503, True)
 
 
 @pytest.mark.bug(53)

@@ -30,6 +30,8 @@ fn print(line: &Value) {
 }
 
 impl Sink for Printer {
+    fn note_lag(&self, _lag_s: f64) {}
+
     fn apply(&self, payload: &[u8], _now_s: f64) -> Result<Applied, String> {
         let batch: (f64, Vec<Value>, Option<u32>) =
             rmp_serde::from_slice(payload).map_err(|error| error.to_string())?;

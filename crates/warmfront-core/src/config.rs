@@ -51,6 +51,8 @@ pub struct FrontConfig {
     pub handover: Option<String>,
     /// How long the next process may take to be ready.
     pub handover_timeout_s: f64,
+    /// From the first accepted connection on, how long requests wait for a fleet that serves them.
+    pub fleet_wait_s: f64,
     /// `None`: clients speak plain HTTP.
     pub tls: Option<TlsConfig>,
     /// Hashed keys of clients; `None`: nobody needs one.
@@ -173,11 +175,17 @@ pub struct SnapshotConfig {
     pub max_age_s: f64,
     /// How long predictions are believed of an engine that may be another process by now.
     pub unverified_ttl_s: f64,
-    /// Admin address of a router to ask for its snapshot: `http://host:port`.
+    /// Admin address of a router to ask for its snapshot: `http://host:port` or `https://host:port`.
     pub seed_from: Option<String>,
+    /// PEM files for TLS with it, as for servers.
+    pub seed_ca: Option<String>,
+    pub seed_client_cert: Option<String>,
+    pub seed_client_key: Option<String>,
     pub seed_timeout_s: f64,
     /// Sent with that question.
     pub seed_headers: BTreeMap<String, String>,
+    /// Name → file that holds the value.
+    pub seed_headers_from_file: BTreeMap<String, String>,
 }
 
 impl Default for SnapshotConfig {
@@ -188,8 +196,12 @@ impl Default for SnapshotConfig {
             max_age_s: 3600.0,
             unverified_ttl_s: 30.0,
             seed_from: None,
+            seed_ca: None,
+            seed_client_cert: None,
+            seed_client_key: None,
             seed_timeout_s: 10.0,
             seed_headers: BTreeMap::new(),
+            seed_headers_from_file: BTreeMap::new(),
         }
     }
 }

@@ -24,6 +24,8 @@ pub const PATH_NOT_FOUND: Face = face(404, "invalid_request_error", "path_not_fo
 pub const METHOD_NOT_ALLOWED: Face = face(405, "invalid_request_error", "method_not_allowed");
 pub const REQUEST_TIMEOUT: Face = face(408, "invalid_request_error", "request_timeout");
 pub const BODY_TOO_LARGE: Face = face(413, "invalid_request_error", "body_too_large");
+pub const URI_TOO_LONG: Face = face(414, "invalid_request_error", "uri_too_long");
+pub const UNSUPPORTED_ENCODING: Face = face(415, "invalid_request_error", "unsupported_encoding");
 pub const RATE_LIMIT_EXCEEDED: Face = face(429, "rate_limit_error", "rate_limit_exceeded");
 pub const FLEET_SATURATED: Face = face(429, "rate_limit_error", "fleet_saturated");
 pub const QUEUE_TIMEOUT: Face = face(429, "rate_limit_error", "queue_timeout");
@@ -44,6 +46,8 @@ pub const FACES: &[Face] = &[
     METHOD_NOT_ALLOWED,
     REQUEST_TIMEOUT,
     BODY_TOO_LARGE,
+    URI_TOO_LONG,
+    UNSUPPORTED_ENCODING,
     RATE_LIMIT_EXCEEDED,
     FLEET_SATURATED,
     QUEUE_TIMEOUT,

@@ -40,6 +40,9 @@ pub struct FleetUpdate {
     /// How each discovery source does.
     #[serde(default)]
     pub sources: Vec<SourceState>,
+    /// Servers exist that nobody has asked yet: what they serve is not known.
+    #[serde(default)]
+    pub is_partial: bool,
 }
 
 /// One discovery source, for metrics.
@@ -155,6 +158,8 @@ pub struct EngineLoad {
     pub waiting: Option<f64>,
     pub kv_usage: Option<f64>,
     pub age_s: Option<f64>,
+    /// Tokens of prompts and answers since its start: while it works, they move.
+    pub worked_tokens: Option<f64>,
 }
 
 /// Core → router: pools with slots, and what the core knows about their events.

@@ -34,7 +34,7 @@ use crate::control::{Control, keep_running};
 use crate::error::CoreError;
 use crate::fleet::{Fleet, FleetState, FleetUpdate, FleetView, Means, encode};
 use crate::handover::{self, Claim};
-use crate::http::{Front, Fronts, Preparer, Stop, serve};
+use crate::http::{Front, Fronts, Outset, Preparer, Stop, serve};
 use crate::mailbox::{Event, Mailbox, Received, RequestId, Slot};
 use crate::memory::{Memory, Parts};
 use crate::meter::Meter;
@@ -72,6 +72,7 @@ struct Shared {
     preparer: Arc<Preparer>,
     fronts: Fronts,
     view: Arc<ArcSwap<FleetView>>,
+    outset: Arc<Outset>,
     /// Already tokenized pieces of prompts, for all tokenizers.
     segments: Arc<SegmentCache>,
     /// What outlives this process.
@@ -207,17 +208,18 @@ impl Shared {
         let metrics = Arc::new(Metrics::new(&config.metrics, config.label_values_max));
         metrics.set("warmfront_build_info", &[env!("CARGO_PKG_VERSION")], 1.0);
         let mailbox = Arc::new(Mailbox::new(clock, config.queues.clone(), &metrics));
-        let view = Arc::new(ArcSwap::from_pointee(FleetView::default()));
+        let view = Arc::new(ArcSwap::from_pointee(FleetView::unknown()));
         let requests = Arc::new(RequestTable::new(Arc::clone(&view), clock));
         let compute_threads = compute_threads(&config);
         let preparer =
             Arc::new(Preparer::new((&config.index, &config.session), compute_threads, clock, Arc::clone(&metrics)));
         let segments = Arc::new(SegmentCache::new(config.index.segment_cache_bytes));
         let memory = Arc::new(Memory::new(config.snapshot.clone(), memory_parts(&config, &mailbox, &view, &metrics)));
+        let outset = Arc::<Outset>::default();
         let (ended, _) = watch::channel(false);
         let front = Front::new(
             (config.front.clone(), config.upstream.clone()),
-            Arc::clone(&view),
+            (Arc::clone(&view), Arc::clone(&outset)),
             (Arc::clone(&mailbox), Arc::clone(&requests)),
             Arc::clone(&preparer),
             Arc::clone(&metrics),
@@ -231,6 +233,7 @@ impl Shared {
             preparer,
             fronts: Fronts::from(Arc::new(front)),
             view,
+            outset,
             segments,
             memory,
             stop: Stop::default(),
@@ -440,10 +443,11 @@ impl Background {
             changed: Arc::new(Notify::new()),
             memory: Arc::clone(&shared.memory),
         };
-        let mailbox = Arc::clone(&shared.mailbox);
+        let (mailbox, outset) = (Arc::clone(&shared.mailbox), Arc::clone(&shared.outset));
         let tell = Box::new(move |state: &FleetState| {
             let fleet = encode(state);
             mailbox.push(Event::FleetChanged { time_s: mailbox.clock().now_s(), fleet: fleet.clone() });
+            outset.tell(state.version);
             states.send_replace(fleet);
         });
         let options = LoadOptions { cache: Arc::clone(&shared.segments), ..LoadOptions::default() };

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use warmfront_core::block::{BlockExtras, SeqHash};
-use warmfront_core::index::{Feed, Index, IndexOptions, OverlapColumns, Restoring};
+use warmfront_core::index::{Feed, Index, IndexOptions, LAG_S_MAX, OverlapColumns, Restoring};
 use warmfront_core::kv::apply::ApplyReport;
 use warmfront_core::kv::wire::{EngineHash, EventBatch, KvEvent, Removed, SpecKind, Stored, Tier};
 
@@ -265,6 +265,29 @@ fn predictions_live_long_while_a_slot_is_stale_and_short_again_afterwards() {
     assert_eq!(overlap(&index, &tokens, options.predicted_ttl_s + 1.0).device, [3]);
     index.set_stale(0, false);
     assert_eq!(overlap(&index, &tokens, options.predicted_ttl_s + 1.0).device, [0]);
+}
+
+#[test]
+fn predictions_outlive_the_lateness_of_the_events_that_would_confirm_them() {
+    let (index, tokens) = (index(2), prompt(0, 3));
+    let ttl_s = options().predicted_ttl_s;
+    let device = |now_s: f64| overlap(&index, &tokens, now_s).device;
+    for slot in [0, 1] {
+        index.dispatched(u64::from(slot), &hashes(&index, &tokens), slot, 0.0);
+        index.released(u64::from(slot));
+    }
+    index.note_lag(0, 30.0);
+    assert_eq!(device(ttl_s + 29.0), [3, 0], "its own events alone say how late they are");
+    index.note_lag(0, f64::MAX);
+    assert_eq!(device(ttl_s + LAG_S_MAX - 1.0), [3, 0]);
+    assert_eq!(device(ttl_s + LAG_S_MAX), [0, 0], "an engine's clock may be wrong by an hour");
+    index.dispatched(2, &hashes(&index, &tokens), 0, 100.0);
+    index.released(2);
+    for _ in 0..58 {
+        index.note_lag(0, 0.1);
+    }
+    assert_eq!(device(100.0 + ttl_s + 1.0), [3, 0]);
+    assert_eq!(device(100.0 + ttl_s + 2.0), [0, 0], "it has fallen by a second with each event");
 }
 
 #[test]

@@ -58,6 +58,10 @@ impl Index {
         self.core.doubt(slot);
     }
 
+    fn note_lag(&self, slot: u32, lag_s: f64) {
+        self.core.note_lag(slot, lag_s);
+    }
+
     fn set_stale(&self, slot: u32, stale: bool) {
         self.core.set_stale(slot, stale);
     }

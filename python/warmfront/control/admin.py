@@ -1,6 +1,6 @@
 """The admin API: what the fleet looks like, why a request would go where, what is configured.
 
-Bound to loopback by default, and to anything else only with a token (`security.authentication`). Whoever is let in sees
+Bound to loopback by default, and to anything else only with a token (`authentication`). Whoever is let in sees
 everything but secrets, and may drain and reload (`change.py`). What only the data process knows is asked over the link;
 errors have the same form as on the clients' port.
 """
@@ -17,10 +17,10 @@ from msgspec import Struct
 from warmfront.config import Config, redacted
 from warmfront.control import snapshot
 from warmfront.control.answers import as_json
+from warmfront.control.authentication import authentication
 from warmfront.control.fleet import FleetKeeper
 from warmfront.control.link import Link, Reply
 from warmfront.control.report import fleet_report
-from warmfront.control.security import authentication
 from warmfront.errors import (
     BodyTooLargeError,
     ClientError,

@@ -19,7 +19,7 @@ from warmfront.engines import DIALECTS, Dialect
 STARTED = "process_start_time_seconds"
 """Of every Prometheus client library; absent when the engine runs several HTTP processes."""
 
-FIGURES = ("running", "waiting", "kv_usage", "prefix_queries", "prefix_hits")
+FIGURES = ("running", "waiting", "kv_usage", "prefix_queries", "prefix_hits", "prompt_tokens", "generated_tokens")
 """Fields of `RankMetrics` that are plain samples, by the name they have in `MetricNames`."""
 
 COUNT_DIGITS_MAX = 18
@@ -40,10 +40,21 @@ class RankMetrics(Struct, frozen=True):
     """Prompt tokens looked up in the prefix cache since the start."""
     prefix_hits: float | None = None
     """Those of them that were found."""
+    prompt_tokens: float | None = None
+    """Tokens of prompts that were prefilled since the start."""
+    generated_tokens: float | None = None
+    """Tokens of answers, counted as they are produced."""
     block_size: int | None = None
     capacity_tokens: int | None = None
     """KV capacity of this rank in tokens, without blocks that never hold a prompt."""
     prefix_caching: bool | None = None
+
+    @property
+    def worked_tokens(self) -> float | None:
+        """What moves while the engine works: tokens looked up, prefilled and produced. Needs the last of these."""
+        if self.generated_tokens is None:
+            return None
+        return self.generated_tokens + (self.prompt_tokens or 0.0) + (self.prefix_queries or 0.0)
 
 
 class EngineMetrics(Struct, frozen=True):

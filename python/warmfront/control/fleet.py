@@ -199,7 +199,8 @@ class FleetKeeper:
             checks=self.checks,
             degraded=[*self._degraded, *down],
         )
-        self.update = drained(msgspec.structs.replace(update, sources=sources), self.drained)
+        is_partial = not self._asked.issuperset(self._probes)
+        self.update = drained(msgspec.structs.replace(update, sources=sources, is_partial=is_partial), self.drained)
 
     async def _verify(self) -> None:
         """Compare tokens with each engine process once, again when tokenizer or template are others."""
@@ -260,7 +261,7 @@ def is_tokenizer(path: str) -> bool:
     return place.is_absolute() and file.name == "tokenizer.json" and os.access(file, os.R_OK)
 
 
-def _without_load(update: FleetUpdate) -> list[PoolUpdate | str]:
+def _without_load(update: FleetUpdate) -> list[PoolUpdate | str | bool]:
     """What makes an update urgent: everything but load figures."""
     pools = [
         msgspec.structs.replace(
@@ -268,7 +269,7 @@ def _without_load(update: FleetUpdate) -> list[PoolUpdate | str]:
         )
         for pool in update.pools
     ]
-    return [*pools, *update.degraded]
+    return [*pools, *update.degraded, update.is_partial]
 
 
 def _log_change(before: ServerFacts, after: ServerFacts) -> None:

@@ -227,7 +227,7 @@ class Link:
             if msgspec.msgpack.decode(payload, type=_Kind).type not in _KNOWN:
                 return None
             return self._decoder.decode(payload)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, RecursionError) as error:
             raise LinkClosedError(f"a frame of the data process cannot be read: {error}") from error
 
     async def _send(self, frame: Fleet | Question | Stopping) -> None:

@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import ssl
 
 from aiohttp import web
 
-from warmfront.config import ControlConfig
-from warmfront.control.security import follow_certificate, server_context
+from warmfront.config import ControlConfig, TlsConfig
+from warmfront.control.security import Watched, load_files, server_context
 
 logger = logging.getLogger(__name__)
 
 RETRY_S = 0.2
 """First pause before the address is tried again; doubles up to `RETRY_S_MAX`."""
 RETRY_S_MAX = 5.0
+WATCH_INTERVAL_S = 1.0
+"""How often the certificate of the admin port is looked at."""
 
 
 async def listen(runner: web.AppRunner, control: ControlConfig) -> None:
@@ -48,3 +51,16 @@ async def listen(runner: web.AppRunner, control: ControlConfig) -> None:
     logger.info("admin API on %s", ", ".join(f"{scheme}://{bound[0]}:{bound[1]}" for bound in runner.addresses))
     if tls is not None and context is not None:
         await follow_certificate(tls, context)
+
+
+async def follow_certificate(tls: TlsConfig, context: ssl.SSLContext) -> None:
+    """Put a renewed certificate into the context of an open port, until cancelled; open connections keep theirs."""
+
+    def renew() -> None:
+        server_context(tls)  # on its own first: a context that failed half-way would be neither old nor new
+        load_files(context, cert=tls.cert, key=tls.key, ca=None)
+
+    watched = Watched("control.admin_tls", [tls.cert, tls.key], renew)
+    while True:
+        await asyncio.sleep(WATCH_INTERVAL_S)
+        watched.current()

@@ -231,7 +231,7 @@ def _cards(answer: Answer | None) -> tuple[ModelCard, ...]:
             msgspec.structs.replace(msgspec.json.decode(raw, type=ModelCard), raw=bytes(raw).decode())
             for raw in entries
         )
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return ()
 
 
@@ -320,7 +320,7 @@ def _with_sources(facts: ServerFacts, answers: Round, *, is_same_process: bool) 
 def _announced(facts: ServerFacts, body: bytes) -> ServerFacts:
     try:
         found = events.announced(facts.server, body)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         return _sources(facts, {}, f"/kv_event_sources cannot be read: {error}")
     return _sources(facts, found, None if found else _no_events(facts.engine))
 

@@ -1,40 +1,26 @@
 """Who may use the admin API, and with which credentials engines are asked.
 
 Everything secret lies in files and is read again when they change; what cannot be read leaves the last good value in
-charge. What one would get wrong: authentication is a middleware over all routes, so that a new route is closed until
-somebody opens it.
+charge. What one would get wrong: a start looks here before it listens, so nothing that is slow to import belongs here.
 """
 
 from __future__ import annotations
 
-import asyncio
-import hashlib
-import hmac
 import ipaddress
 import logging
 import ssl
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from aiohttp import web
-from aiohttp.typedefs import Middleware
-
-from warmfront.config import ControlConfig, ServerConfig, TlsConfig
+from warmfront.config import ControlConfig, ServerConfig, TlsConfig, with_variables
 from warmfront.control.files import Version, read_secret, version_of
-from warmfront.errors import AuthenticationError, ConfigError
+from warmfront.errors import ConfigError
 from warmfront.types import TlsOptions
 
 logger = logging.getLogger(__name__)
 
 Value = TypeVar("Value")
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
-OPEN_PATHS = frozenset({"/health"})
-"""Admin paths that need no token: they tell that the process lives and nothing else of use."""
-
-WATCH_INTERVAL_S = 1.0
-"""How often the certificate of the admin port is looked at."""
 
 
 class Watched(Generic[Value]):
@@ -104,38 +90,6 @@ def _is_loopback(host: str) -> bool:
         return False
 
 
-def authentication(control: ControlConfig) -> Middleware:
-    """Return the middleware that lets only bearers of the token past; without a token file, everybody.
-
-    Raises:
-        ConfigError: The token cannot be read.
-    """
-    path = control.admin_token_file
-    token = None if path is None else Watched("control.admin_token_file", [path], lambda: read_secret(path))
-
-    @web.middleware
-    async def authenticate(request: web.Request, handler: Handler) -> web.StreamResponse:
-        if token is not None and request.path not in OPEN_PATHS and not _is_bearer(request, token.current()):
-            raise AuthenticationError("the admin API needs its token: send it as `Authorization: Bearer`")
-        return await handler(request)
-
-    return authenticate
-
-
-def _is_bearer(request: web.Request, token: str) -> bool:
-    given = request.headers.getall("Authorization", [])
-    if len(given) != 1:
-        return False
-    scheme, _, offered = given[0].partition(" ")
-    return scheme.lower() == "bearer" and _is_equal(offered.strip(), token)
-
-
-def _is_equal(offered: str, secret: str) -> bool:
-    """Compare in a time that tells nothing, not even the length."""
-    digests = (hashlib.sha256(text.encode("utf-8", "surrogateescape")).digest() for text in (offered, secret))
-    return hmac.compare_digest(*digests)
-
-
 def server_context(tls: TlsConfig) -> ssl.SSLContext:
     """Return the context of a listening port.
 
@@ -143,22 +97,9 @@ def server_context(tls: TlsConfig) -> ssl.SSLContext:
         ConfigError: A file cannot be read, or certificate and key do not belong together.
     """
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    _load(context, cert=tls.cert, key=tls.key, ca=tls.client_ca)
+    load_files(context, cert=tls.cert, key=tls.key, ca=tls.client_ca)
     context.verify_mode = ssl.CERT_REQUIRED if tls.client_ca else ssl.CERT_NONE
     return context
-
-
-async def follow_certificate(tls: TlsConfig, context: ssl.SSLContext) -> None:
-    """Put a renewed certificate into the context of an open port, until cancelled; open connections keep theirs."""
-
-    def renew() -> None:
-        server_context(tls)  # on its own first: a context that failed half-way would be neither old nor new
-        _load(context, cert=tls.cert, key=tls.key, ca=None)
-
-    watched = Watched("control.admin_tls", [tls.cert, tls.key], renew)
-    while True:
-        await asyncio.sleep(WATCH_INTERVAL_S)
-        watched.current()
 
 
 class EngineAccess:
@@ -171,21 +112,22 @@ class EngineAccess:
         self._context: Watched[ssl.SSLContext] | None = None
 
     def secret_headers(self) -> dict[str, str]:
-        """Return the headers whose values lie in files.
+        """Return the headers whose values lie in files or in the environment.
 
         Raises:
-            ConfigError: A file cannot be read, and never could.
+            ConfigError: A file cannot be read, and never could, or a variable is not set.
         """
+        from_env = {name: with_variables(text) for name, text in self._server.headers_from_env.items()}
         files = self._server.headers_from_file
         if not files:
-            return {}
+            return from_env
         if self._headers is None:
             self._headers = Watched(
                 f"headers of {self._server.url}",
                 list(files.values()),
                 lambda: {name: read_secret(path) for name, path in files.items()},
             )
-        return self._headers.current()
+        return self._headers.current() | from_env
 
     def tls(self) -> ssl.SSLContext | bool:
         """Return what aiohttp takes as `ssl`: the context of an https server, else its default.
@@ -213,11 +155,16 @@ def _client_context(options: TlsOptions) -> ssl.SSLContext:
     context = ssl.create_default_context()
     if options.ca is not None:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # that authority alone, as the core does
-    _load(context, cert=options.cert, key=options.key, ca=options.ca)
+    load_files(context, cert=options.cert, key=options.key, ca=options.ca)
     return context
 
 
-def _load(context: ssl.SSLContext, *, cert: str | None, key: str | None, ca: str | None) -> None:
+def load_files(context: ssl.SSLContext, *, cert: str | None, key: str | None, ca: str | None) -> None:
+    """Put PEM files into a context; `None`: nothing to put.
+
+    Raises:
+        ConfigError: A file cannot be read, or certificate and key do not belong together.
+    """
     try:
         if ca is not None:
             context.load_verify_locations(ca)

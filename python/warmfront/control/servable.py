@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from warmfront.config import Config, FleetConfig
+from warmfront.config import Config, FleetConfig, with_variables
 from warmfront.control import dialects
 from warmfront.errors import ConfigError
 from warmfront.policy import registry
@@ -22,9 +22,19 @@ def require_servable(config: Config) -> None:
         )
     dialects.validate(config.fleet)
     registry.factory(config.router.policy.name)
+    _require_variables(config.fleet)
     for field, path, expected in _files(config.fleet):
         if not Path(path).exists():
             raise ConfigError(f"{field}: {path} is not there; expected {expected}")
+
+
+def _require_variables(fleet: FleetConfig) -> None:
+    for number, server in enumerate(fleet.servers):
+        for name, text in server.headers_from_env.items():
+            try:
+                with_variables(text)
+            except ConfigError as error:
+                raise ConfigError(f"fleet.servers[{number}].headers_from_env.{name}: {error}") from error
 
 
 def _files(fleet: FleetConfig) -> list[tuple[str, str, str]]:

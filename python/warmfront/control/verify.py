@@ -207,7 +207,7 @@ async def _ask(
         return _Theirs(status, problem=f"answers {status}")
     try:
         answer = msgspec.json.decode(body, type=_Ids | list[_Ids])
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         return _Theirs(status, problem=f"cannot be read: {error}")
     first = answer if isinstance(answer, _Ids) else (answer[0] if answer else _Ids())
     ids = first.token_ids if first.token_ids is not None else first.tokens

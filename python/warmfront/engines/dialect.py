@@ -22,6 +22,10 @@ class MetricNames(Struct, frozen=True):
     """Prompt tokens looked up in the prefix cache."""
     prefix_hits: tuple[str, ...] = ()
     """Those of them that were found."""
+    prompt_tokens: tuple[str, ...] = ()
+    """Tokens of prompts that were prefilled."""
+    generated_tokens: tuple[str, ...] = ()
+    """Tokens of answers, counted as they are produced."""
     preemptions: tuple[str, ...] = ()
     """Requests thrown out for lack of memory."""
     cache_info: tuple[str, ...] = ()

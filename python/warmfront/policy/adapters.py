@@ -8,9 +8,10 @@ first request would keep every adapter on one replica for ever.
 
 from __future__ import annotations
 
-import math
+from collections.abc import Sequence
 
 from warmfront.config import CostConfig
+from warmfront.policy.rates import Rates
 from warmfront.types import Slot
 
 RATE_WINDOW_S = 60.0
@@ -28,7 +29,7 @@ class Adapters:
         self._resident_max = config.adapters_resident_max
         self._resident: list[dict[str, None]] = []
         """By slot, the one used longest ago first."""
-        self._rates: dict[str, tuple[float, float]] = {}
+        self.rates = Rates[str](window_s=RATE_WINDOW_S, keys_max=NAMES_MAX)
 
     def grow(self) -> None:
         """Add a row."""
@@ -45,11 +46,16 @@ class Adapters:
         resident[adapter] = None
         if len(resident) > self._resident_max:
             del resident[next(iter(resident))]
-        count = self._requests(adapter, now_s) + 1.0
-        self._rates.pop(adapter, None)
-        self._rates[adapter] = (count, now_s)
-        if len(self._rates) > NAMES_MAX:
-            del self._rates[next(iter(self._rates))]
+        self.rates.count(adapter, now_s)
+
+    def resident(self, slot: Slot) -> list[str]:
+        """Return what is believed to be loaded, the one used longest ago first."""
+        return list(self._resident[slot])
+
+    def restore(self, slot: Slot, adapters: Sequence[str]) -> None:
+        """Believe what was loaded before this process began, as older than what has been used since."""
+        known = [*(name for name in adapters if name not in self._resident[slot]), *self._resident[slot]]
+        self._resident[slot] = dict.fromkeys(known[-self._resident_max :])
 
     def loads_s(self, adapter: str | None, now_s: float) -> list[tuple[float, float]] | None:
         """Say what loading an adapter costs at each replica.
@@ -80,8 +86,4 @@ class Adapters:
 
     def _expected(self, adapter: str, now_s: float) -> float:
         """Return the requests for an adapter in the horizon of an investment."""
-        return self._requests(adapter, now_s) / RATE_WINDOW_S * self._horizon_s
-
-    def _requests(self, adapter: str, now_s: float) -> float:
-        count, counted_s = self._rates.get(adapter, (0.0, now_s))
-        return count * math.exp((counted_s - now_s) / RATE_WINDOW_S)
+        return self.rates.requests(adapter, now_s) / RATE_WINDOW_S * self._horizon_s

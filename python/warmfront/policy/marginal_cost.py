@@ -22,6 +22,7 @@ from warmfront.policy.base import RATE_WINDOW_S, Ended, Fleet, Guarded, ReplicaC
 from warmfront.policy.evaluation import Evaluation
 from warmfront.policy.pressure import Pressure
 from warmfront.policy.prices import Costs
+from warmfront.policy.rates import Rates
 from warmfront.policy.watch import Watch
 from warmfront.types import Choice, Overlap, Request, Slot
 
@@ -37,7 +38,8 @@ class MarginalCost:
         """See `policy.base.Patient`."""
         self._watch = Watch(config)
         self._pressure = Pressure(config.cost)
-        self._popularity: dict[int, tuple[float, float]] = {}
+        self.prefixes = Rates[int](window_s=prices.POPULARITY_WINDOW_S, keys_max=prices.PREFIXES_MAX)
+        """How often each prefix is asked for, by sequence hash; the router's memory keeps it."""
         self._mean_cost_s: list[float] = []
         self._ids: list[str | None] = []
         self._membership = -1
@@ -63,7 +65,8 @@ class MarginalCost:
 
     def chosen(self, request: Request, overlap: Overlap, fleet: Fleet, slot: Slot) -> None:
         """Count the prefix and fold the costs that this arrival saw into the means."""
-        self._count_prefix(overlap, fleet.now_s)
+        if overlap.frontier_key is not None:
+            self.prefixes.count(overlap.frontier_key, fleet.now_s)
         if self._watch.enabled:
             self._watch.placed(request, fleet, slot)
         if self._seen is None:
@@ -98,7 +101,7 @@ class MarginalCost:
     def _evaluation(self, request: Request, overlap: Overlap, fleet: Fleet) -> Evaluation:
         self._follow(fleet)
         key = overlap.frontier_key
-        rate = 0.0 if key is None else self._rate(key, fleet.now_s) / prices.POPULARITY_WINDOW_S
+        rate = 0.0 if key is None else self.prefixes.requests(key, fleet.now_s) / prices.POPULARITY_WINDOW_S
         return Evaluation(
             request,
             overlap,
@@ -118,24 +121,6 @@ class MarginalCost:
         self._ids = list(fleet.id)
         self._mean_cost_s = [0.0 if name is None else known.get(name, 0.0) for name in self._ids]
         self._membership = fleet.membership
-
-    def _count_prefix(self, overlap: Overlap, now_s: float) -> None:
-        key = overlap.frontier_key
-        if key is None:
-            return
-        rate = self._rate(key, now_s) + 1.0
-        self._popularity.pop(key, None)
-        self._popularity[key] = (rate, now_s)
-        if len(self._popularity) > prices.PREFIXES_MAX:
-            del self._popularity[next(iter(self._popularity))]
-
-    def _rate(self, key: int, now_s: float) -> float:
-        """Return the requests for a prefix in the last window, decayed."""
-        known = self._popularity.get(key)
-        if known is None:
-            return 0.0
-        count, counted_s = known
-        return count * math.exp((counted_s - now_s) / prices.POPULARITY_WINDOW_S)
 
     @staticmethod
     def _ranked(request: Request, overlap: Overlap, fleet: Fleet, costs: list[Costs]) -> list[Costs]:

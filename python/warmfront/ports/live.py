@@ -11,13 +11,16 @@ import signal
 import sys
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from warmfront import core
 from warmfront.config import Config, ConfigSources, core_config
-from warmfront.router.record import Stepper, open_router
 from warmfront.types import Command, Event, Overlap, Request, RequestId, Slot
+
+if TYPE_CHECKING:
+    from warmfront.router.record import Stepper
 
 COLLECT_AFTER_OBJECTS = 100_000
 """New objects after which the collector runs; Python's own 700 make it a part of every few decisions."""
@@ -96,6 +99,9 @@ def serve(config: Config, sources: ConfigSources | None = None) -> None:
     with tempfile.TemporaryDirectory(prefix="warmfront-") as folder:
         command, socket = _control(config, sources, Path(folder))
         port = core.Port(core_config(config, control_command=command, control_socket=socket))
+        # Clients are accepted and the control process starts; what is slow to import comes beside that.
+        from warmfront.router.record import open_router
+
         router = open_router(config.router, LiveIndex(port), meter=LiveMeter(port))
         # Start-up objects live as long as the process, and a step leaves no cycles: the collector has little to find
         # and looks for it rarely.

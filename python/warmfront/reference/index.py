@@ -7,6 +7,7 @@ Dropping facts for lack of room (`facts_max`) is the core's own business and not
 
 from __future__ import annotations
 
+import math
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +19,9 @@ from warmfront.types import RequestId, Slot
 
 GHOSTS_MIN = 64
 """Ghosts of one slot when it holds little."""
+
+LAG_S_MAX = 60.0
+"""Events may be later than this; predictions do not live longer for it."""
 
 PROMPTS_MAX = 65_536
 """Dispatched prompts of one slot that are remembered."""
@@ -86,6 +90,7 @@ class SlotState:
     capacity_blocks: int | None
     stale: bool = False
     unverified: bool = False
+    lag_s: float = 0.0
     """What is known comes from a former process, and the event stream has not proved it yet."""
     names: dict[int, int] = field(default_factory=dict)
     """Engine hash → key, of blocks on the device."""
@@ -263,6 +268,12 @@ class Index:
             state.is_doubtful = True
             state.copies = Counter(dict.fromkeys(state.copies, 1))
 
+    def note_lag(self, slot: Slot, lag_s: float) -> None:
+        """Let predictions of the slot live longer by the time by which its events are late."""
+        if (state := self.slots.get(slot)) is not None:
+            lag_s = math.floor(min(max(0.0, lag_s), LAG_S_MAX) + 0.5)
+            state.lag_s = max(lag_s, state.lag_s - 1.0)
+
     def set_stale(self, slot: Slot, stale: bool) -> None:
         """While stale, a slot counts with its predictions only, which live as on an approximate feed."""
         if (state := self.slots.get(slot)) is None:
@@ -274,7 +285,7 @@ class Index:
     def restored(self, slot: Slot) -> None:
         """Another process goes on with what is known: until `set_stale`, facts are held but not confirmed."""
         state = self.slots[slot]
-        state.stale, state.unverified = False, state.exact
+        state.stale, state.unverified, state.lag_s = False, state.exact, 0.0
         if not state.exact:
             state.predicted -= state.confirmed()
 
@@ -465,7 +476,7 @@ class Index:
     def expire(self, now_s: float) -> None:
         """End the predictions of prompts whose time is up, or start that anew while they are in flight."""
         for state in self.slots.values():
-            ttl_s = self.predicted_ttl_s if state.is_exact_now else self.approximate_ttl_s
+            ttl_s = self.predicted_ttl_s + state.lag_s if state.is_exact_now else self.approximate_ttl_s
             while state.prompts and state.prompts[0].touched_s + ttl_s <= now_s:
                 oldest = state.prompts[0]
                 if ttl_s > 0 and oldest.in_flight:

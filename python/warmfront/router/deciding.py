@@ -17,6 +17,7 @@ from warmfront.config import PolicyConfig
 from warmfront.policy import registry
 from warmfront.policy.base import Ended, Fleet, Guarded, Policy, ReplicaCost, capped_tokens
 from warmfront.policy.baselines import by_load, choices
+from warmfront.policy.rates import Rates
 from warmfront.policy.watch import Watch
 from warmfront.router.fleet import Flight, outcome
 from warmfront.router.meter import Meter
@@ -120,6 +121,16 @@ class Decider:
             return None
         watch: Any = getattr(policy, "watch", None)
         return watch if isinstance(watch, Watch) else None
+
+    def prefixes(self, fleet: Fleet) -> Rates[int] | None:
+        """Return how often each prefix of a pool is asked for; `None`: its policy does not count that."""
+        try:
+            policy = self._policy(fleet).policy
+        except Exception as error:
+            self._failed(error)
+            return None
+        prefixes: Any = getattr(policy, "prefixes", None)
+        return prefixes if isinstance(prefixes, Rates) else None
 
     def guarded(self, pool: str) -> Guarded | None:
         """Return the state of a pool's guard; `None`: its policy has none, or has decided nothing."""

@@ -103,6 +103,8 @@ class Pool:
     """Model → rows that do not serve it, for models that some replica lacks: adapters are loaded one by one."""
     _peaks: dict[Slot, tuple[int, int]] = field(default_factory=dict)
     _reports: dict[Slot, tuple[EngineLoad, float]] = field(default_factory=dict)
+    _worked: dict[Slot, tuple[float, float]] = field(default_factory=dict)
+    """Counter of an engine's work, and when it was read last."""
     """The last report of each row, and the moment it speaks of."""
     _due: list[tuple[float, RequestId]] = field(default_factory=list)
     _active_tokens: list[int] = field(default_factory=list)
@@ -171,8 +173,8 @@ class Pool:
             fleet = self.fleet
             is_young = fleet.learned.prefill.samples < PREFILL_SAMPLES_MIN
             stretches = [
-                Stretch(pending_s, is_young or foreign > 0.0)
-                for pending_s, foreign in zip(fleet.pending_s, fleet.foreign, strict=True)
+                Stretch(pending_s, is_young or foreign > 0.0, self._tells_work(Slot(slot), now_s))
+                for slot, (pending_s, foreign) in enumerate(zip(fleet.pending_s, fleet.foreign, strict=True))
             ]
             self.health.check(now_s, stretches)
         if self.health.watches:
@@ -236,6 +238,17 @@ class Pool:
         if is_fresh and load.running is not None and load.waiting is not None and load.kv_usage is not None:
             self.fleet.learned.sequences.seen(slot, running=load.running, waiting=load.waiting, kv_usage=load.kv_usage)
         self.fleet.foreign[slot] = self._foreign(slot, load.running, load.waiting)
+        if load.worked_tokens is None:
+            return
+        before, _ = self._worked.get(slot, (None, 0.0))
+        self._worked[slot] = (load.worked_tokens, self.fleet.now_s - (load.age_s or 0.0))
+        if before is not None and load.worked_tokens != before:
+            self.health.worked(slot, self.fleet.now_s)
+
+    def _tells_work(self, slot: Slot, now_s: float) -> bool:
+        """Whether the counters of an engine's work were read just now."""
+        _, read_s = self._worked.get(slot, (0.0, -math.inf))
+        return now_s - read_s <= REPORT_S_MAX
 
     def _foreign(self, slot: Slot, running: float | None, waiting: float | None) -> float:
         """Requests at the engine that are not ours.
@@ -277,6 +290,7 @@ class Pool:
         self.health.leave(slot)
         self._peaks.pop(slot, None)
         self._reports.pop(slot, None)
+        self._worked.pop(slot, None)
         self._hidden.pop(slot, None)
         self._weights[slot] = 0.0
         self.touched.discard(slot)

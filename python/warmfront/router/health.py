@@ -3,6 +3,7 @@
 Each replica has a circuit. Failures in a row, or a large share of failures, open it: the replica gets nothing until its
 time is over, then one request of live traffic at a time, and full service again when one of them succeeds. A frozen
 engine (its streams stand still while another replica could do the work) opens it too, and any progress closes it.
+Where no stream could tell, the counters of the engine's own metrics do: as long as they move, it lives.
 A refusal (429, 503) is no failure: the replica is left alone for as long as it asks. A replica that comes back starts
 with few requests at once.
 
@@ -28,7 +29,8 @@ CHECK_INTERVAL_S = 0.25
 GAP_S = 2.0
 """A longer time without a check says that we stood still, not the engines."""
 DOUBT = 3.0
-"""Factor on the time after which a replica counts as frozen, while its speed is not known or others use it too."""
+"""Factor on the time after which a replica counts as frozen, while its speed is not known or others use it too, or only
+its counters can tell: they are read once a second, and a long prefill moves them at its end."""
 FROZEN = "frozen"
 
 State = Literal["serving", "paused", "slow_start", "open", "half_open"]
@@ -52,6 +54,8 @@ class Stretch(NamedTuple):
     """Predicted seconds of prefill that it still has to do."""
     is_doubtful: bool
     """Its speed is not known, or others send it work as well."""
+    tells_work: bool = False
+    """Counters of its work were read just now."""
 
 
 @dataclass(slots=True)
@@ -80,6 +84,10 @@ class _Vitals:
     """Streams in flight."""
     progress_s: float = 0.0
     """When one of them last moved, or the first of them was sent."""
+    plain: int = 0
+    """Other requests in flight: nothing of their answers is seen before the end."""
+    worked_s: float = 0.0
+    """When the replica last showed that it works, by its counters or an answer, or the first of them was sent."""
 
 
 class Health:
@@ -139,6 +147,10 @@ class Health:
             if vitals.streams == 0:
                 vitals.progress_s = now_s
             vitals.streams += 1
+        else:
+            if vitals.plain == 0:
+                vitals.worked_s = now_s
+            vitals.plain += 1
         if vitals.circuit == "half_open" and vitals.probe is None:
             vitals.probe = request.id
 
@@ -149,6 +161,8 @@ class Health:
             return
         if request.stream and vitals.streams:
             vitals.streams -= 1
+        elif not request.stream and vitals.plain:
+            vitals.plain -= 1
         if vitals.probe == request.id:
             vitals.probe = None
 
@@ -159,6 +173,15 @@ class Health:
             return
         vitals.progress_s = now_s
         if vitals.circuit != "closed" and vitals.reason == FROZEN:
+            self._close(slot, vitals, now_s)
+
+    def worked(self, slot: Slot, now_s: float) -> None:
+        """Note that the replica works: its counters moved, or it answered. Of its streams that says nothing."""
+        vitals = self._vitals.get(slot)
+        if vitals is None:
+            return
+        vitals.worked_s = now_s
+        if vitals.circuit != "closed" and vitals.reason == FROZEN and not vitals.streams:
             self._close(slot, vitals, now_s)
 
     def succeeded(self, slot: Slot, request: Request, now_s: float) -> None:
@@ -198,7 +221,7 @@ class Health:
     # -- what follows
 
     def check(self, now_s: float, stretches: Sequence[Stretch]) -> None:
-        """Open the circuits of replicas whose streams stand still; called when `due`.
+        """Open the circuits of replicas that stand still; called when `due`.
 
         Only while another replica could take over: when all stand still, the cause is not one engine.
 
@@ -211,6 +234,7 @@ class Health:
         if elapsed_s > GAP_S:
             for vitals in self._vitals.values():
                 vitals.progress_s = max(vitals.progress_s, now_s)
+                vitals.worked_s = max(vitals.worked_s, now_s)
             return
         still = [slot for slot in self._ready if self._stands_still(self._vitals[slot], stretches[slot], now_s)]
         if not still or len(still) == len(self._ready):
@@ -316,16 +340,17 @@ class Health:
     def _close(self, slot: Slot, vitals: _Vitals, now_s: float) -> None:
         vitals.circuit, vitals.reason, vitals.probe = "closed", "", None
         vitals.row, vitals.good, vitals.bad = 0, 0.0, 0.0
-        vitals.changed_s = vitals.slow_since_s = vitals.progress_s = now_s
+        vitals.changed_s = vitals.slow_since_s = vitals.progress_s = vitals.worked_s = now_s
         self._watch(slot)
 
     def _pass_time(self, now_s: float) -> None:
         for slot in list(self._watched):
             vitals = self._vitals[slot]
-            awaits_progress = vitals.reason == FROZEN and vitals.streams > 0  # they tell; nobody else need wait there
+            # What is there tells; nobody else need wait there.
+            awaits_progress = vitals.reason == FROZEN and vitals.streams + vitals.plain > 0
             if vitals.circuit == "open" and now_s >= vitals.until_s and not awaits_progress:
                 vitals.circuit = "half_open"
-                vitals.progress_s = now_s
+                vitals.progress_s = vitals.worked_s = now_s
             if self.verdict(slot, now_s) is SERVING:
                 self._watched.discard(slot)
 
@@ -339,12 +364,10 @@ class Health:
         return max(1, math.ceil(share * most))
 
     def _stands_still(self, vitals: _Vitals, stretch: Stretch, now_s: float) -> bool:
-        if vitals.streams == 0:
-            return False
         limit_s = max(self.config.frozen_after_s, self.config.frozen_prefill_factor * stretch.pending_s)
-        if stretch.is_doubtful:
-            limit_s *= DOUBT
-        return now_s - vitals.progress_s > limit_s
+        if vitals.streams:
+            return now_s - vitals.progress_s > (DOUBT * limit_s if stretch.is_doubtful else limit_s)
+        return vitals.plain > 0 and stretch.tells_work and now_s - vitals.worked_s > DOUBT * limit_s
 
     @staticmethod
     def _count(vitals: _Vitals, now_s: float, *, good: float = 0.0, bad: float = 0.0) -> None:

@@ -1,7 +1,8 @@
 """What the router has learned, written down and taken up again after a restart.
 
 `piece` tells it a few replicas at a time, so that no decision waits for the whole; `Memory` holds what a former process
-told until the pools and replicas that it is about are there. Only numbers and the ids of pools and replicas.
+told until the pools and replicas that it is about are there. Only numbers, names of adapters, and the ids of pools and
+replicas.
 
 What is easy to get wrong: a number may come from another version, or from a peer. A stored value is taken only where it
 has the very shape of the value it replaces and is finite; anything else leaves the prior, which learning corrects.
@@ -12,13 +13,14 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple, TypeGuard
 
 import msgspec
 from msgspec import Struct
 
 from warmfront.policy.guard import CREDITS, HOLD_DOUBLINGS_MAX, Guard
+from warmfront.policy.rates import Rates
 from warmfront.policy.watch import Watch
 from warmfront.router.accuracy import WINDOW, Accuracy
 from warmfront.router.deciding import Decider
@@ -32,6 +34,12 @@ TELL, TAKE = "memory", "remember"
 
 REPLICAS_A_PIECE = 32
 """About half a millisecond of the deciding thread."""
+KEYS_MAX = 2048
+"""Prefixes, and adapters, whose rate is told: those asked for last, another half of a millisecond."""
+NAME_CHARS_MAX = 512
+"""No name of an adapter is longer."""
+RESIDENT = "Adapters.resident"
+"""Where a replica's adapters are kept until it is there."""
 REPLICAS_MAX = 65_536
 """Remembered replicas that wait for theirs; more are dropped."""
 MAGNITUDE_MAX = 1e30
@@ -106,6 +114,12 @@ class Piece(Struct, frozen=True):
     guard: dict[str, Any] = {}
     replicas: dict[str, dict[str, Any]] = {}
     """By replica id."""
+    resident: dict[str, Any] = {}
+    """By replica id: its incarnation and the adapters it has loaded. Replicas without any are left out."""
+    prefixes: Any = []
+    """Rates: sequence hash, count, and seconds since it was that."""
+    adapters: Any = []
+    """The same of adapters, by name."""
     next: str | None = None
     """What to ask for the next piece; `None`: this is the last."""
 
@@ -143,11 +157,16 @@ def piece(pools: dict[str, Pool], decider: Decider, payload: bytes) -> Piece:
     slots = sorted(pool.replicas)
     told = slots[first : first + REPLICAS_A_PIECE]
     behind = first + len(told)
+    now_s, is_first = pool.fleet.now_s, first == 0
+    prefixes = decider.prefixes(pool.fleet) if is_first else None
     return Piece(
         pool=name,
-        shared=_shared(pool) if first == 0 else {},
-        guard=_guard(decider.watch(pool.fleet), pool.fleet.now_s) if first == 0 else {},
+        shared=_shared(pool) if is_first else {},
+        guard=_guard(decider.watch(pool.fleet), now_s) if is_first else {},
         replicas={pool.replicas[slot].replica.id: _replica(pool, slot) for slot in told},
+        resident=dict(_resident(pool, told)),
+        prefixes=prefixes.newest(KEYS_MAX, now_s) if prefixes is not None else [],
+        adapters=pool.fleet.adapters.rates.newest(KEYS_MAX, now_s) if is_first else [],
         next=f"{name}@{behind}" if behind < len(slots) else after,
     )
 
@@ -165,14 +184,14 @@ class Memory:
         """Keep a piece; `None`: it cannot be read."""
         try:
             told = _piece.decode(payload)
-        except msgspec.MsgspecError:
+        except (msgspec.MsgspecError, RecursionError):
             logger.exception("calibration of a former process cannot be read")
             return None
         if told.shared or told.guard:
             self._shared[told.pool] = told
         for replica, values in told.replicas.items():
             if len(self._replicas) < REPLICAS_MAX:
-                self._replicas[told.pool, replica] = values
+                self._replicas[told.pool, replica] = {**values, RESIDENT: told.resident.get(replica)}
         return Taken(len(self._shared), len(self._replicas))
 
     def give(self, pool: Pool, decider: Decider) -> None:
@@ -184,6 +203,8 @@ class Memory:
             for where, name, _ in _attributes(pool, of_slots=False):
                 _put(where, name, shared.shared.get(f"{type(where).__name__}.{name}"))
             _put_guard(decider.watch(pool.fleet), shared.guard, pool.fleet.now_s)
+            _put_rates(decider.prefixes(pool.fleet), shared.prefixes, int, pool.fleet.now_s)
+            _put_rates(pool.fleet.adapters.rates, shared.adapters, str, pool.fleet.now_s)
         for slot, state in pool.replicas.items():
             values = self._replicas.pop((pool.name, state.replica.id), None)
             if values is not None:
@@ -222,6 +243,7 @@ def _put_replica(pool: Pool, slot: Slot, values: dict[str, Any]) -> None:
         value = values[key]
         if _is_limit(value) if name == "limit" else _fits(value, rows[slot]):
             rows[slot] = tuple(value) if isinstance(value, list) and isinstance(rows[slot], tuple) else value
+    _put_resident(pool, slot, values.get(RESIDENT))
     name = pool.replicas[slot].replica.id
     accuracy = Accuracy(name)
     recent = values.get("Accuracy.recent")
@@ -233,6 +255,42 @@ def _put_replica(pool: Pool, slot: Slot, values: dict[str, Any]) -> None:
         setattr(accuracy, kept, values[f"Accuracy.{kept}"])
     accuracy._recent.extend((predicted, reported) for predicted, reported in recent)
     pool.accuracy.setdefault(name, accuracy)
+
+
+def _resident(pool: Pool, slots: Iterable[Slot]) -> Iterator[tuple[str, list[Any]]]:
+    for slot in slots:
+        if names := pool.fleet.adapters.resident(slot):
+            replica = pool.replicas[slot].replica
+            yield replica.id, [replica.incarnation, names]
+
+
+def _put_resident(pool: Pool, slot: Slot, stored: Any) -> None:
+    """Believe which adapters a replica has loaded, unless it is another process by now."""
+    if not isinstance(stored, list) or len(stored) != 2 or stored[0] != pool.replicas[slot].replica.incarnation:
+        return
+    names = stored[1]
+    if isinstance(names, list) and all(_is_key(each, str) for each in names):
+        pool.fleet.adapters.restore(slot, names)
+
+
+def _put_rates(rates: Rates[Any] | None, rows: Any, kind: type, now_s: float) -> None:
+    """Add the rows that are some: a key, a count, an age."""
+    if rates is None or not isinstance(rows, list):
+        return
+    taken = [tuple(row) for row in rows[:KEYS_MAX] if isinstance(row, list) and len(row) == 3 and _is_rate(row, kind)]
+    rates.take(taken, now_s)
+
+
+def _is_rate(row: list[Any], kind: type) -> bool:
+    key, count, age_s = row
+    return _is_key(key, kind) and all(_is_number(value) and value >= 0 for value in (count, age_s))
+
+
+def _is_key(key: Any, kind: type) -> bool:
+    """Whether a key is a name, or a sequence hash."""
+    if isinstance(key, bool) or not isinstance(key, kind):
+        return False
+    return len(key) <= NAME_CHARS_MAX if isinstance(key, str) else isinstance(key, int) and 0 <= key < 1 << 64
 
 
 def _is_limit(value: Any) -> bool:

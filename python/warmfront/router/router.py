@@ -248,6 +248,7 @@ class Router:
     def _judge(self, pool: Pool, flight: Flight, slot: Slot, event: Finished) -> None:
         """Tell the replica's circuit of an answer; client errors say nothing of it."""
         health, request = pool.health, flight.request
+        health.worked(slot, self._now_s)
         if event.status in (429, 503):
             health.refused(slot, None, self._now_s)
         elif event.status >= 500:
@@ -331,6 +332,7 @@ class Router:
         if event.question == memory.TAKE:
             self._taken = self._memory.take(event.payload)
             for pool in self._pools.values():
+                pool.fleet.now_s = self._now_s  # ages are told, not moments
                 self._memory.give(pool, self._decider)
         self._questions.append(event)
 

@@ -53,7 +53,7 @@ def test_text_that_is_no_utf_8_reaches_the_engine_as_it_is(router: Serve, engine
 def test_a_compressed_request_is_refused_and_never_sent_changed(router: Serve, engine: RawEngine) -> None:
     body = gzip.compress(f'{{"messages":{MESSAGES}}}'.encode())
     refused = post(router.url, body, "Content-Encoding: gzip")
-    assert (refused.status, refused.json()["error"]["code"]) == (400, "invalid_body")
+    assert (refused.status, refused.json()["error"]["code"]) == (415, "unsupported_encoding")
     assert engine.heard == []
 
 

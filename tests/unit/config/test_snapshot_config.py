@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 from warmfront.config import Config, SnapshotConfig, core_config, load, redacted
@@ -17,11 +19,24 @@ def test_the_core_is_told_all_of_it() -> None:
 
 
 @pytest.mark.parametrize(
-    "setting", ["seed_from=https://peer:8081", "seed_from=peer:8081", "interval_s=0", "max_age_s=0"]
+    "setting", ["seed_from=https://peer:8081/admin", "seed_from=peer:8081", "interval_s=0", "max_age_s=0"]
 )
 def test_a_setting_that_cannot_work_is_refused(setting: str) -> None:
     with pytest.raises(ConfigError, match=f"snapshot.{setting.split('=')[0]}"):
         load(environment={}, overrides=[f"snapshot.{setting}"])
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"seed_from": "http://peer:8081", "seed_ca": "/ca.pem"}, "seed_ca is for an https:// address"),
+        ({"seed_client_cert": "/cert.pem"}, "seed_client_cert and seed_client_key go together"),
+        ({"seed_headers": {"a": "x"}, "seed_headers_from_file": {"a": "/x"}}, "both set a"),
+    ],
+)
+def test_settings_that_do_not_fit_together_are_refused(settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(msgspec.ValidationError, match=words):
+        msgspec.convert(settings, SnapshotConfig)
 
 
 def test_headers_for_the_other_router_are_never_shown() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -210,9 +211,22 @@ async def test_a_list_over_http_is_read_and_an_unchanged_one_is_not_sent_again(
     assert "key=k" not in source.name
 
 
+SECRETS = [
+    {"url": A, "headers_from_file": {"x": "/etc/hostname"}},
+    {"url": A, "headers_from_env": {"x": "${HOME}"}},
+]
+
+
 @pytest.mark.parametrize(
     ("status", "body", "words"),
-    [(500, "[]", "it answers 500"), (302, "[]", "it answers 302"), (200, "<html>", "not JSON"), (200, "{}", "a list")],
+    [
+        (500, "[]", "it answers 500"),
+        (302, "[]", "it answers 302"),
+        (200, "<html>", "not JSON"),
+        (200, "{}", "a list"),
+        (200, "[" * 100_000, "not JSON"),
+        *((200, json.dumps([secret]), "names no files or variables") for secret in SECRETS),
+    ],
 )
 async def test_an_answer_that_is_no_list_is_a_failure(
     inventory: tuple[Inventory, HttpReader], status: int, body: str, words: str

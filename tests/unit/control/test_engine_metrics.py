@@ -25,11 +25,14 @@ def test_a_busy_scrape_gives_load_and_capacity() -> None:
             kv_usage=pytest.approx(27 / 39),
             prefix_queries=62243.0,
             prefix_hits=7936.0,
+            prompt_tokens=61303.0,
+            generated_tokens=3819.0,
             block_size=128,
             capacity_tokens=5120 - 128,
             prefix_caching=True,
         )
     }
+    assert metrics.ranks[0].worked_tokens == 62243.0 + 61303.0 + 3819.0
 
 
 def test_capacity_leaves_out_the_null_block_so_usage_is_a_share_of_it() -> None:

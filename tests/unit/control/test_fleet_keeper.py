@@ -79,6 +79,17 @@ async def test_a_slow_server_delays_no_other(engine_server: Start, run: Run) -> 
     running = run(slow, fast)
     await until(lambda: running.updates and running.ready() == [fast.url])
     assert f"{slow.url}: not yet probed" in running.last.degraded
+    assert running.last.is_partial
+    slow.hold.set()
+    await until(lambda: sorted(running.ready()) == sorted([slow.url, fast.url]))
+    assert not running.last.is_partial
+
+
+async def test_servers_that_were_asked_in_vain_make_no_fleet_partial(run: Run) -> None:
+    source = Changing([ServerConfig(url="http://127.0.0.1:9")])
+    running = run(discovery=source)
+    await until(lambda: running.updates and running.updates[-1].degraded == ["http://127.0.0.1:9: connection refused"])
+    assert [update.is_partial for update in running.updates] == [True, False]
 
 
 async def test_a_fleet_that_the_core_has_is_not_replaced_before_all_were_asked(engine_server: Start, run: Run) -> None:

@@ -14,11 +14,13 @@ from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 from conftest import RecordedEngine
 from warmfront.clock import MonotonicClock
-from warmfront.config import Config, ControlConfig, FleetConfig, ServerConfig, TlsConfig
-from warmfront.control import security
+from warmfront.config import Config, ControlConfig, FleetConfig, ServerConfig, TlsConfig, redacted
+from warmfront.control import listening, security
+from warmfront.control.authentication import authentication
 from warmfront.control.discovery.static import StaticDiscovery
 from warmfront.control.files import read_secret
 from warmfront.control.fleet import FleetKeeper
+from warmfront.control.report import fleet_report
 from warmfront.errors import ClientError, ConfigError
 
 TOKEN = "t0ken-of-the-admin-api"
@@ -45,7 +47,7 @@ async def guarded(token_file: Path) -> AsyncIterator[TestClient[Any, Any]]:
     async def answer(_: web.Request) -> web.Response:
         return web.Response(text="inside")
 
-    authenticate = security.authentication(ControlConfig(admin_token_file=str(token_file)))
+    authenticate = authentication(ControlConfig(admin_token_file=str(token_file)))
     application = web.Application(middlewares=[plainly, authenticate])
     application.add_routes([web.get("/health", answer), web.get("/admin/fleet", answer)])
     async with TestClient(TestServer(application)) as client:
@@ -147,6 +149,20 @@ async def test_headers_from_files_reach_the_engine_and_follow_their_files(
     assert access.secret_headers() == {"authorization": "Bearer two"}
 
 
+async def test_headers_from_the_environment_reach_the_engine_and_are_shown_nowhere(
+    engine: RecordedEngine, http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ENGINE_KEY", "very-secret\n")
+    server = ServerConfig(url=engine.url, headers_from_env={"authorization": "Bearer ${ENGINE_KEY}"})
+    config = Config(fleet=FleetConfig(servers=[server]))
+    keeper = FleetKeeper(config, http=http, clock=MonotonicClock())
+    update = await keeper.look_once(StaticDiscovery(config.fleet))
+    assert engine.headers[-1]["authorization"] == "Bearer very-secret"
+    assert update.pools[0].replicas[0].headers == {"authorization": "Bearer very-secret"}
+    assert "very-secret" not in str(redacted(config)) + msgspec.json.encode(config).decode()
+    assert "very-secret" not in str(fleet_report(update, keeper.facts, {}, None, {}))
+
+
 @pytest.mark.bug(133)
 async def test_a_probe_speaks_tls_with_the_servers_own_authority_and_certificate(
     http: aiohttp.ClientSession, tmp_path: Path
@@ -195,7 +211,7 @@ def written(folder: Path, authority: trustme.CA) -> dict[str, str]:
 async def test_the_admin_certificate_is_renewed_in_place_and_a_bad_one_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(security, "WATCH_INTERVAL_S", 0.01)
+    monkeypatch.setattr(listening, "WATCH_INTERVAL_S", 0.01)
     old, new = trustme.CA(), trustme.CA()
     paths = written(tmp_path, old)
     tls = TlsConfig(cert=paths["cert"], key=paths["key"])
@@ -204,7 +220,7 @@ async def test_the_admin_certificate_is_renewed_in_place_and_a_bad_one_changes_n
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=context).start()
     port = runner.addresses[0][1]
-    following = asyncio.create_task(security.follow_certificate(tls, context))
+    following = asyncio.create_task(listening.follow_certificate(tls, context))
 
     async def is_signed_by(authority: trustme.CA) -> bool:
         trust = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)

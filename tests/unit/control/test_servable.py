@@ -23,6 +23,38 @@ def test_a_file_that_is_not_there_is_refused(tmp_path: Path, field: str) -> None
     require_servable(config(f"{field}={tmp_path}"))
 
 
+@pytest.mark.parametrize(
+    ("value", "words"), [(None, "is not set"), (" ", "is not set"), ("two\nlines", "holds more than one line")]
+)
+def test_a_variable_that_is_no_secret_is_refused_without_being_quoted(
+    monkeypatch: pytest.MonkeyPatch, value: str | None, words: str
+) -> None:
+    monkeypatch.delenv("ENGINE_KEY", raising=False)
+    if value is not None:
+        monkeypatch.setenv("ENGINE_KEY", value)
+    servers = "fleet.servers=[{url: 'http://e:1', headers_from_env: {x-api-key: '${ENGINE_KEY}'}}]"
+    with pytest.raises(ConfigError) as caught:
+        require_servable(config(servers))
+    assert str(caught.value).startswith(
+        "fleet.servers[0].headers_from_env.x-api-key: the environment variable ENGINE_KEY"
+    )
+    assert words in str(caught.value)
+    assert "two" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("server", "words"),
+    [
+        ("headers: {a: b}, headers_from_env: {A: '${B}'}", "set a twice"),
+        ("headers_from_file: {a: /b}, headers_from_env: {a: '${B}'}", "set a twice"),
+        ("headers_from_env: {a: B}", "a names no variable"),
+    ],
+)
+def test_headers_that_are_set_twice_or_name_no_variable_are_refused(server: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        config(f"fleet.servers=[{{url: 'http://e:1', {server}}}]")
+
+
 def test_a_policy_that_nobody_has_is_refused() -> None:
     with pytest.raises(ConfigError, match="no policy named 'nope'"):
         require_servable(config("router.policy.name=nope"))

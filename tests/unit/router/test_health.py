@@ -12,6 +12,7 @@ from warmfront.types import (
     Cancelled,
     Deliver,
     Dispatch,
+    EngineLoad,
     Failed,
     Finished,
     FirstToken,
@@ -320,6 +321,69 @@ def test_an_engine_whose_streams_stand_still_is_noticed_in_seconds_and_any_token
     assert chosen(made, 4) == {1}
     pass_slowly(made, 0.25, moving=[0, 1])
     assert standings(made)[0] == "slow_start"
+
+
+def pass_with_reports(made: World, seconds: float, *, working: list[int], age_s: float | None = 0.1) -> None:
+    """Let time pass while engines are asked for their metrics every second, and the counters of these move."""
+    until_s = made.now_s + seconds
+    while made.now_s < until_s:
+        pass_slowly(made, 1.0, moving=[])
+        loads = {
+            slot: EngineLoad()
+            if age_s is None
+            else EngineLoad(age_s=age_s + 1e-6 * made.now_s, worked_tokens=made.now_s if slot in working else 7.0)
+            for slot in (0, 1)
+        }
+        made.set_fleet([replica(slot, load=load) for slot, load in loads.items()])
+
+
+def plain(made: World, slot: int) -> Dispatch:
+    """Send requests without a stream until one goes to a replica; the others are answered."""
+    while (dispatch := made.send(stream=False)).choices[0].slot != slot:
+        end(made, dispatch, 200)
+    return dispatch
+
+
+@pytest.mark.bug(121)
+def test_an_engine_without_streams_is_noticed_by_its_counters_and_serves_again_once_they_move() -> None:
+    made = world(2)
+    learn(made)
+    plain(made, 0)
+    pass_with_reports(made, 14.0, working=[])
+    assert standings(made) == {0: "serving", 1: "serving"}
+    pass_with_reports(made, 3.0, working=[])
+    assert standings(made) == {0: "open", 1: "serving"}
+    pass_with_reports(made, 100.0, working=[])
+    assert chosen(made, 4) == {1}, "nobody else waits there"
+    pass_with_reports(made, 1.0, working=[0])
+    assert standings(made)[0] == "slow_start"
+
+
+def test_a_long_answer_without_a_stream_is_no_standstill_while_counters_move() -> None:
+    made = world(2)
+    learn(made)
+    plain(made, 0)
+    pass_with_reports(made, 300.0, working=[0])
+    assert standings(made) == {0: "serving", 1: "serving"}
+
+
+@pytest.mark.parametrize("age_s", [None, 6.0])
+def test_nobody_without_streams_is_frozen_whose_counters_are_not_known_or_old(age_s: float | None) -> None:
+    made = world(2)
+    learn(made)
+    plain(made, 0)
+    pass_with_reports(made, 300.0, working=[], age_s=age_s)
+    assert standings(made) == {0: "serving", 1: "serving"}
+
+
+def test_answers_of_an_engine_show_that_it_works_though_its_counters_stand_still() -> None:
+    made = world(2)
+    learn(made)
+    plain(made, 0)
+    for _ in range(10):
+        pass_with_reports(made, 10.0, working=[])
+        end(made, plain(made, 0), 200)
+    assert standings(made) == {0: "serving", 1: "serving"}
 
 
 @pytest.mark.bug(121)

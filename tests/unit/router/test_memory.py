@@ -71,6 +71,8 @@ def test_everything_that_is_learned_comes_back_in_a_router_that_starts_anew() ->
     before, after = told(old), told(new)
     for row in [*before, *after]:
         row["guard"].pop("stepped_ago_s", None)
+        assert (row.pop("prefixes") != []) == bool(row["shared"])
+        row.pop("adapters")
         for values in row["replicas"].values():
             values.pop("Sequences._reports")  # the report that came with the replica itself counts
     assert after == before
@@ -145,6 +147,61 @@ def test_a_count_that_no_guard_can_have_leaves_a_new_guard(name: str, count: int
     assert told(world)[0]["guard"]["values"] == told(World(2))[0]["guard"]["values"]
 
 
+def with_adapters(names: str = "abc") -> World:
+    world = World(2)
+    for name in names:
+        world.serve(adapter=name, prompt_tokens=320)
+    return world
+
+
+def rates(world: World, key: str) -> dict[Any, float]:
+    return {name: count * math.exp(-age_s / 60.0) for name, count, age_s in told(world)[0][key]}
+
+
+def test_popularity_and_adapters_come_back_and_go_on_to_fade() -> None:
+    old = with_adapters()
+    for _ in range(5):
+        old.serve(prefix_key=77)
+    new = World(0)
+    new.now_s = 1000.0
+    for piece in pieces(old):
+        ask(new, memory.TAKE, piece)
+    new.set_fleet(old.states())
+    for key, wanted in (("prefixes", 77), ("adapters", "c")):
+        assert rates(new, key) == pytest.approx(rates(old, key))
+        assert rates(new, key)[wanted] > 0.5
+    assert told(new)[0]["resident"] == told(old)[0]["resident"] != {}
+    before = rates(new, "prefixes")[77]
+    new.pass_time(60.0)
+    assert rates(new, "prefixes")[77] == pytest.approx(before / math.e, rel=0.01)
+
+
+def test_a_replica_that_restarted_has_no_adapters() -> None:
+    old, new = with_adapters(), World(0)
+    for piece in pieces(old):
+        ask(new, memory.TAKE, piece)
+    restarted = [
+        msgspec.structs.replace(state, replica=msgspec.structs.replace(state.replica, incarnation=9))
+        for state in old.states()
+    ]
+    new.set_fleet(restarted)
+    assert told(new)[0]["resident"] == {}
+
+
+@pytest.mark.parametrize(
+    "broken", [*BROKEN, ["x", 1.0, 1.0], [7, -1.0, 1.0], [7, 1.0, -1.0], [2**70, 1.0, 1.0]], ids=repr
+)
+def test_rates_and_adapters_of_another_shape_are_left_out(broken: Any) -> None:
+    world = World(2)
+    piece = msgspec.json.decode(next(pieces(with_adapters())))
+    good = [5, 3.0, 1.0]
+    piece |= {"prefixes": [broken, good], "adapters": broken, "resident": dict.fromkeys(piece["replicas"], broken)}
+    ask(world, memory.TAKE, msgspec.json.encode(piece))
+    assert list(rates(world, "prefixes")) == [5]
+    assert (told(world)[0]["adapters"], told(world)[0]["resident"]) == ([], {})
+    assert world.send().choices
+
+
 @settings(max_examples=100, deadline=None, derandomize=True)
 @given(st.binary(max_size=200) | st.text(alphabet='{}[]":,m@019.e-', max_size=60).map(str.encode))
 def test_whatever_is_handed_over_is_refused_or_taken_and_never_raised(payload: bytes) -> None:
@@ -154,7 +211,15 @@ def test_whatever_is_handed_over_is_refused_or_taken_and_never_raised(payload: b
     assert world.send().choices
 
 
-def test_memory_speaks_of_replicas_by_id_and_holds_numbers_only() -> None:
+def test_memory_that_is_nested_without_end_is_refused_and_the_router_goes_on() -> None:
+    world = World(1)
+    for where in ("shared", "guard", "prefixes"):
+        nested = b'{"pool": "m", "%s": {"a": %s' % (where.encode(), b"[" * 100_000)
+        assert ask(world, memory.TAKE, nested).status == 400
+    assert world.send().choices
+
+
+def test_memory_speaks_of_replicas_by_id_and_else_holds_numbers_and_names_of_adapters() -> None:
     def leaves(value: Any) -> Iterator[Any]:
         if isinstance(value, dict | list):
             for each in value.values() if isinstance(value, dict) else value:
@@ -163,7 +228,7 @@ def test_memory_speaks_of_replicas_by_id_and_holds_numbers_only() -> None:
             yield value
 
     for row in told(experienced()):
-        held = {name: row[name] for name in ("shared", "guard", "replicas")}
+        held = {name: row[name] for name in ("shared", "guard", "replicas", "prefixes")}
         assert {type(value) for value in leaves(held)} <= {int, float, bool, type(None)}
 
 

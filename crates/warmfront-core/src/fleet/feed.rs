@@ -89,6 +89,10 @@ impl Sink for SlotSink {
         self.index.doubt(self.slot);
     }
 
+    fn note_lag(&self, lag_s: f64) {
+        self.index.note_lag(self.slot, lag_s);
+    }
+
     fn set_stale(&self, stale: bool) {
         self.index.set_stale(self.slot, stale);
     }

@@ -62,6 +62,7 @@ pub struct Fleet {
     pools: BTreeMap<String, LivePool>,
     version: u64,
     degraded: Vec<String>,
+    is_partial: bool,
     sources: Vec<SourceState>,
     ticks: u32,
     loading: JoinSet<Loaded>,
@@ -100,6 +101,7 @@ impl Fleet {
             pools: BTreeMap::new(),
             version: 0,
             degraded: Vec::new(),
+            is_partial: true,
             sources: Vec::new(),
             ticks: 0,
             loading: JoinSet::new(),
@@ -146,6 +148,7 @@ impl Fleet {
         self.updated_s = self.means.clock.now_s();
         self.version = update.version;
         self.degraded = update.degraded;
+        self.is_partial = update.is_partial;
         self.sources = update.sources;
         self.pools.retain(|name, _| update.pools.iter().any(|pool| pool.name == *name));
         let lives = |id: &String| update.pools.iter().any(|pool| pool.replicas.iter().any(|replica| replica.id == *id));
@@ -221,8 +224,8 @@ impl Fleet {
         }
         let view = self.snapshot();
         self.view.store(Arc::new(view));
+        self.tell_if_new(); // at once: a request may see a pool that the router does not know
         self.measure();
-        self.tell_if_new();
     }
 
     fn snapshot(&self) -> FleetView {
@@ -235,7 +238,8 @@ impl Fleet {
                 }
             }
         }
-        FleetView { version: self.version, pools, by_model, degraded: self.degraded.clone() }
+        let (degraded, is_partial) = (self.degraded.clone(), self.is_partial);
+        FleetView { version: self.version, pools, by_model, degraded, is_partial }
     }
 
     fn tell_if_new(&mut self) {

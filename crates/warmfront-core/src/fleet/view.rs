@@ -24,6 +24,8 @@ pub struct FleetView {
     pub by_model: HashMap<String, (usize, Option<String>)>,
     /// Discovery sources that are down, with the reason.
     pub degraded: Vec<String>,
+    /// Servers exist that nobody has asked yet.
+    pub is_partial: bool,
 }
 
 /// How the pool's prompts become blocks.
@@ -76,6 +78,12 @@ pub struct Replica {
 }
 
 impl FleetView {
+    /// Before the control process has said anything.
+    #[must_use]
+    pub fn unknown() -> Self {
+        Self { is_partial: true, ..Self::default() }
+    }
+
     /// The pool that serves a model name, and the adapter the name stands for.
     pub fn pool_of(&self, model: &str) -> Option<(&Arc<Pool>, Option<&str>)> {
         let (place, adapter) = self.by_model.get(model)?;

@@ -227,12 +227,16 @@ fn is_claim(name: &HeaderName) -> bool {
 }
 
 fn load_secret(path: &str) -> Result<Digest, CoreError> {
+    read_secret(path).map(|secret| Digest::of(&secret))
+}
+
+/// A file's content without the white space around it. Blocks on the file system.
+pub(crate) fn read_secret(path: &str) -> Result<Vec<u8>, CoreError> {
     let content = read(path, SECRET_BYTES_MAX)?;
-    let secret = content.trim_ascii();
-    if secret.is_empty() {
-        return Err(CoreError::File { path: path.to_owned(), reason: "it is empty".to_owned() });
+    match content.trim_ascii() {
+        b"" => Err(CoreError::File { path: path.to_owned(), reason: "it is empty".to_owned() }),
+        secret => Ok(secret.to_vec()),
     }
-    Ok(Digest::of(secret))
 }
 
 /// The trusted networks. Not configured: this machine where no keys are, nobody where clients have keys.

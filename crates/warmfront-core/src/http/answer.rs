@@ -151,7 +151,7 @@ pub(crate) fn error_event(shape: Shape, face: Face, message: &str, events: u32) 
 /// The error types of Anthropic's API by status.
 fn anthropic_type(status: u16) -> &'static str {
     match status {
-        400 | 405 | 408 | 431 => "invalid_request_error",
+        400 | 405 | 408 | 415 | 431 => "invalid_request_error",
         401 => "authentication_error",
         404 => "not_found_error",
         413 => "request_too_large",

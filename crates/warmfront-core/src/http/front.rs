@@ -83,7 +83,10 @@ pub async fn serve(listener: TcpListener, fronts: impl Into<Fronts>, stop: Stop)
         fronts: fronts.clone(),
         stop: stop.clone(),
     };
-    let mailbox = Arc::clone(fronts.current().mailbox());
+    let front = fronts.current();
+    front.outset.begin(seconds(front.config.fleet_wait_s));
+    let mailbox = Arc::clone(front.mailbox());
+    drop(front);
     let carrier = tokio::spawn(async move { mailbox.carry().await });
     let watch = tokio::spawn(watch_files(fronts.clone()));
     clients.accept_until(&listener, stop.wait()).await;

@@ -47,7 +47,7 @@ pub(crate) fn ready(fleet: &FleetView, standings: &Standings) -> Response<Reply>
     let standing_of = |pool: &Pool| standings.get(&pool.name).map_or(&[][..], Vec::as_slice);
     let is_ready = fleet.pools.iter().any(|pool| pool.is_ready() && serving(pool, standing_of(pool)) > 0);
     let pools: Vec<Value> = fleet.pools.iter().map(|pool| pool_state(pool, standing_of(pool))).collect();
-    let body = json!({"ready": is_ready, "pools": pools, "degraded": fleet.degraded});
+    let body = json!({"ready": is_ready, "partial": fleet.is_partial, "pools": pools, "degraded": fleet.degraded});
     answer::json(if is_ready { 200 } else { 503 }, body.to_string())
 }
 

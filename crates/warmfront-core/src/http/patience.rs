@@ -19,6 +19,7 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, Sleep};
 
+use super::worded::Worded;
 use crate::config::FrontConfig;
 
 /// How long a closed connection lingers, and for how many bytes.
@@ -30,6 +31,8 @@ const LINGER_BYTES_MAX: usize = 4 * 1024 * 1024;
 pub(super) struct Busy {
     /// It is serving a request right now.
     is_serving: AtomicBool,
+    /// Something of an answer of ours may still have to be written.
+    has_answer: AtomicBool,
     /// Its answer has to end now.
     is_cut: AtomicBool,
 }
@@ -48,6 +51,7 @@ pub(super) struct Serving(Arc<Busy>);
 impl Serving {
     pub(super) fn new(busy: &Arc<Busy>) -> Self {
         busy.is_serving.store(true, Ordering::Relaxed);
+        busy.has_answer.store(true, Ordering::Relaxed);
         Self(Arc::clone(busy))
     }
 
@@ -95,6 +99,8 @@ pub(super) struct Patient<S> {
     write_until: Option<Instant>,
     write_timer: Option<Pin<Box<Sleep>>>,
     lingering: Option<Lingering>,
+    /// Written in place of an answer that is none of ours.
+    worded: Option<Worded>,
 }
 
 /// Our half is closed; the client may still be sending.
@@ -116,6 +122,7 @@ impl<S> Patient<S> {
             write_until: None,
             write_timer: None,
             lingering: None,
+            worded: None,
         }
     }
 
@@ -139,6 +146,11 @@ impl<S> Patient<S> {
             self.in_header = true;
             self.read_until = None; // the header's time starts with its first byte
         }
+    }
+
+    /// An answer for which our code was never asked.
+    fn is_not_ours(&self) -> bool {
+        !self.busy.has_answer.load(Ordering::Relaxed)
     }
 
     fn note_write<T>(&mut self, result: Poll<io::Result<T>>, cx: &mut Context<'_>) -> Poll<io::Result<T>> {
@@ -166,6 +178,17 @@ fn rings(timer: &mut Option<Pin<Box<Sleep>>>, until: Instant, cx: &mut Context<'
     Poll::Pending
 }
 
+/// Writes all of an answer.
+fn instead<S: AsyncWrite>(mut socket: Pin<&mut S>, cx: &mut Context<'_>, worded: &mut Worded) -> Poll<io::Result<()>> {
+    while !worded.rest().is_empty() {
+        match std::task::ready!(socket.as_mut().poll_write(cx, worded.rest()))? {
+            0 => return Poll::Ready(Err(io::ErrorKind::WriteZero.into())),
+            bytes => worded.wrote(bytes),
+        }
+    }
+    Poll::Ready(Ok(()))
+}
+
 impl<S: AsyncRead + Unpin> AsyncRead for Patient<S> {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let result = Pin::new(&mut self.socket).poll_read(cx, buffer);
@@ -179,7 +202,14 @@ impl<S: AsyncRead + Unpin> AsyncRead for Patient<S> {
 
 impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Patient<S> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        let result = Pin::new(&mut self.socket).poll_write(cx, bytes);
+        if self.worded.is_none() && self.is_not_ours() {
+            self.worded = Worded::instead_of(bytes);
+        }
+        let Self { socket, worded, .. } = &mut *self;
+        let result = match worded {
+            Some(worded) => instead(Pin::new(socket), cx, worded).map_ok(|()| bytes.len()),
+            None => Pin::new(socket).poll_write(cx, bytes),
+        };
         self.note_write(result, cx)
     }
 
@@ -200,6 +230,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Patient<S> {
     /// does not ask again before something comes. Whenever an answer ends it flushes.
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         std::task::ready!(Pin::new(&mut self.socket).poll_flush(cx))?;
+        if !self.busy.is_serving.load(Ordering::Relaxed) {
+            self.busy.has_answer.store(false, Ordering::Relaxed);
+        }
         match self.wait_for_read(cx) {
             Poll::Ready(Err(error)) => Poll::Ready(Err(error)),
             Poll::Ready(Ok(())) | Poll::Pending => Poll::Ready(Ok(())),

@@ -66,6 +66,11 @@ impl Refusal {
     pub(super) fn new(face: Face, message: impl Into<String>) -> Self {
         Self { face, message: message.into() }
     }
+
+    /// It is the fleet that lacks something, and another fleet may not.
+    pub(super) fn is_of_fleet(&self) -> bool {
+        matches!(self.face, NO_READY_REPLICA | MODEL_NOT_FOUND)
+    }
 }
 
 /// Prepares requests. One for the process.

@@ -12,7 +12,10 @@ use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use bytes::Bytes;
-use http::header::{ALLOW, CONNECTION, CONTENT_LENGTH, HOST, HeaderName, HeaderValue, RETRY_AFTER, WWW_AUTHENTICATE};
+use http::header::{
+    ACCEPT_ENCODING, ALLOW, CONNECTION, CONTENT_ENCODING, CONTENT_LENGTH, HOST, HeaderName, HeaderValue, RETRY_AFTER,
+    WWW_AUTHENTICATE,
+};
 use http::request::Parts;
 use http::response::Parts as Answered;
 use http::{HeaderMap, Method, Request, Response, StatusCode, Uri};
@@ -24,6 +27,7 @@ use super::access::{Access, Caller, Denied, Peer};
 use super::account::{Account, End};
 use super::answer::{self, Reply, Shape};
 use super::body::{self, BodyError};
+use super::outset::Outset;
 use super::prepare::{Ask, Prepared, Preparer, Refusal};
 use super::relay::{Relay, Route, Source};
 use super::request::Endpoint;
@@ -36,7 +40,7 @@ use crate::config::{FrontConfig, UpstreamConfig};
 use crate::error::{
     BODY_TOO_LARGE, CoreError, FLEET_SATURATED, Face, HEADERS_TOO_LARGE, INVALID_API_KEY, INVALID_BODY,
     METHOD_NOT_ALLOWED, NO_READY_REPLICA, PATH_NOT_FOUND, QUEUE_TIMEOUT, RATE_LIMIT_EXCEEDED, REQUEST_TIMEOUT,
-    ROUTER_OVERLOADED, UPSTREAM_TIMEOUT, UPSTREAM_UNREACHABLE,
+    ROUTER_OVERLOADED, UNSUPPORTED_ENCODING, UPSTREAM_TIMEOUT, UPSTREAM_UNREACHABLE,
 };
 use crate::fleet::{FleetView, Replica};
 use crate::mailbox::{Choice, Decision, Failure, InFlight, Mailbox, Slot};
@@ -57,6 +61,7 @@ pub struct Front {
     pub(super) access: Arc<Access>,
     /// `None`: clients speak plain HTTP.
     pub(super) tls: Option<Arc<ServerTls>>,
+    pub(super) outset: Arc<Outset>,
     fleet: Arc<ArcSwap<FleetView>>,
     mailbox: Arc<Mailbox>,
     requests: Arc<RequestTable>,
@@ -71,7 +76,7 @@ impl Front {
     /// A file of keys, a secret or a certificate cannot be read, or a field that only the core reads is wrong.
     pub fn new(
         (config, upstream): (FrontConfig, UpstreamConfig),
-        fleet: Arc<ArcSwap<FleetView>>,
+        (fleet, outset): (Arc<ArcSwap<FleetView>>, Arc<Outset>),
         (mailbox, requests): (Arc<Mailbox>, Arc<RequestTable>),
         preparer: Arc<Preparer>,
         metrics: Arc<Metrics>,
@@ -80,7 +85,7 @@ impl Front {
         let access = Arc::new(Access::new(&config)?);
         let tls = config.tls.as_ref().map(ServerTls::new).transpose()?.map(Arc::new);
         let id_seed = RandomState::new();
-        Ok(Self { config, metrics, upstream, access, tls, fleet, mailbox, requests, preparer, id_seed })
+        Ok(Self { config, metrics, upstream, access, tls, outset, fleet, mailbox, requests, preparer, id_seed })
     }
 
     /// Whether anything is read from files that may change.
@@ -112,6 +117,7 @@ impl Front {
             upstream,
             access: Arc::clone(&self.access),
             tls: self.tls.clone(),
+            outset: Arc::clone(&self.outset),
             fleet: Arc::clone(&self.fleet),
             mailbox: Arc::clone(&self.mailbox),
             requests: Arc::clone(&self.requests),
@@ -178,8 +184,11 @@ async fn route(front: &Arc<Front>, caller: &Caller, request: Request<Incoming>) 
     match found.target {
         Target::ByPrefix(endpoint) => forward_for(front, caller, request, Some(endpoint)).await,
         Target::ByLoad => forward_for(front, caller, request, None).await,
-        Target::Models => overview::models(&front.fleet.load()),
-        Target::Model => overview::model(&front.fleet.load(), routes::model_name(path).unwrap_or_default()),
+        Target::Models => overview::models(&*front.outset.whole(&front.fleet).await),
+        Target::Model => {
+            let fleet = front.outset.whole(&front.fleet).await;
+            overview::model(&fleet, routes::model_name(path).unwrap_or_default())
+        }
         Target::Health => answer::json(200, "{}"),
         Target::Ready => overview::ready(&front.fleet.load(), &front.mailbox.standings()),
         Target::Backlog => overview::backlog(&front.fleet.load(), &front.metrics),
@@ -260,6 +269,10 @@ impl Refused {
 
 impl From<Refusal> for Refused {
     fn from(refusal: Refusal) -> Self {
+        if refusal.face == NO_READY_REPLICA {
+            let retry_after_s = Some(OVERLOAD_PAUSE_S);
+            return Self { face: refusal.face, message: refusal.message, retry_after_s, end: End::Shed };
+        }
         Self::new(refusal.face, refusal.message, End::Invalid)
     }
 }
@@ -303,6 +316,9 @@ async fn forward(front: &Arc<Front>, request: Request<Incoming>, endpoint: Optio
             let mut response = answer::error(shape, refused.face, &refused.message);
             if let Some(seconds) = refused.retry_after_s {
                 answer::retry_after(&mut response, seconds);
+            }
+            if refused.face == UNSUPPORTED_ENCODING {
+                response.headers_mut().insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
             }
             response
         }
@@ -408,6 +424,7 @@ impl Journey<'_> {
     async fn run(&mut self, id: u64, incoming: Incoming) -> Result<Response<Reply>, Refused> {
         let front = self.front;
         self.check_headers()?;
+        self.check_encoding()?;
         let pause = Duration::from_secs_f64(front.config.body_timeout_s);
         let body = body::read(incoming, front.config.body_bytes_max, pause).await?;
         front.metrics.inc("warmfront_relayed_bytes_total", &["up"], body.len() as u64);
@@ -418,8 +435,7 @@ impl Journey<'_> {
             headers: Arc::clone(&self.headers),
             body: body.clone(),
         };
-        let Prepared { facts, prompt, is_priority_overruled } =
-            front.preparer.prepare(front.fleet.load_full(), ask).await?;
+        let Prepared { facts, prompt, is_priority_overruled } = self.prepare(ask).await?;
         if let Some(account) = &mut self.account {
             account.of_model(&facts.model);
         }
@@ -435,12 +451,45 @@ impl Journey<'_> {
         self.decide_and_send(flight, &sent).await
     }
 
+    /// Prepares by the fleet that is known; in the first seconds, by the first one that serves the request.
+    async fn prepare(&self, ask: Ask) -> Result<Prepared, Refused> {
+        let front = self.front;
+        let Some(mut wait) = front.outset.wait(headers::timeout_s(&self.headers)) else {
+            return Ok(front.preparer.prepare(front.fleet.load_full(), ask).await?);
+        };
+        loop {
+            if let Some(view) = wait.look(&front.fleet) {
+                let is_partial = view.is_partial;
+                match front.preparer.prepare(view, ask.clone()).await {
+                    Err(refusal) if is_partial && refusal.is_of_fleet() => {}
+                    prepared => return Ok(prepared?),
+                }
+            }
+            if !wait.news().await {
+                return Err(Refusal::new(NO_READY_REPLICA, "No engine for this model is known yet.").into());
+            }
+        }
+    }
+
     fn check_headers(&self) -> Result<(), Refused> {
         let bytes: usize = self.headers.iter().map(|(name, value)| name.as_str().len() + value.len() + 4).sum();
         if bytes > self.front.config.header_bytes_max {
             return Err(Refused::new(HEADERS_TOO_LARGE, "The request header is too large.", End::Invalid));
         }
         Ok(())
+    }
+
+    /// A compressed prompt cannot be routed by, and engines do not read it either. Other bodies are the engines' business.
+    fn check_encoding(&self) -> Result<(), Refused> {
+        let is_none = |coding: &HeaderValue| coding.as_bytes().eq_ignore_ascii_case(b"identity");
+        if self.endpoint.is_none() || self.headers.get_all(CONTENT_ENCODING).iter().all(is_none) {
+            return Ok(());
+        }
+        Err(Refused::new(
+            UNSUPPORTED_ENCODING,
+            "No Content-Encoding is taken here: send the body as it is.",
+            End::Invalid,
+        ))
     }
 
     /// Asks the router, and again while no engine has answered.

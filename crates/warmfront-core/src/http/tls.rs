@@ -102,7 +102,7 @@ impl ClientTls {
     fn read(&self, options: &TlsOptions) -> Result<Arc<ClientConfig>, CoreError> {
         let paths = [&options.ca, &options.cert, &options.key].into_iter().flatten().map(PathBuf::from).collect();
         let load = options.clone();
-        let fresh = Arc::new(Watched::open("fleet.servers: TLS", paths, move || client_config(&load))?);
+        let fresh = Arc::new(Watched::open("TLS towards servers", paths, move || client_config(&load))?);
         let current = fresh.current();
         self.0.lock().insert(options.clone(), fresh);
         Ok(current)

@@ -149,7 +149,7 @@ impl State {
             }
         }
         self.facts += made;
-        self.next_expiry_s = self.next_expiry_s.min(touched_s + self.ttl_s(feed));
+        self.next_expiry_s = self.next_expiry_s.min(touched_s + self.ttl_s(slot, feed));
         if let Some(state) = self.slot_mut(slot) {
             state.stats.predicted += made;
         }
@@ -195,7 +195,7 @@ impl State {
         let stride = self.arena.stride();
         let Some(state) = self.slot(slot) else { return };
         let (is_proved, feed) = (!state.stale && !state.unverified, state.feed_now());
-        self.next_expiry_s = self.next_expiry_s.min(now_s + self.ttl_s(feed));
+        self.next_expiry_s = self.next_expiry_s.min(now_s + self.ttl_s(slot, feed));
         let mut made = 0;
         for node in nodes {
             if !is_proved || !self.is_confirmed(slot, *node) {
@@ -321,9 +321,10 @@ impl State {
         was_predicted
     }
 
-    fn ttl_s(&self, feed: Feed) -> f64 {
+    /// How long predictions of a slot live, whose feed is this one now.
+    fn ttl_s(&self, slot: Slot, feed: Feed) -> f64 {
         match feed {
-            Feed::Exact => self.options.predicted_ttl_s,
+            Feed::Exact => self.options.predicted_ttl_s + self.slot(slot).map_or(0.0, |state| state.lag_s),
             Feed::Approximate => self.options.approximate_ttl_s,
         }
     }
@@ -336,7 +337,7 @@ impl State {
         self.next_expiry_s = f64::INFINITY;
         for slot in 0..self.slots.len() as Slot {
             let Some(feed) = self.slot(slot).map(SlotState::feed_now) else { continue };
-            let ttl_s = self.ttl_s(feed);
+            let ttl_s = self.ttl_s(slot, feed);
             while let Some(state) = self.slot_mut(slot)
                 && let Some(row) = state.recent.oldest()
             {

@@ -65,7 +65,8 @@ pub struct IndexOptions {
     pub lookahead: u32,
     /// Most facts (slot, block) on devices. Beyond it predictions go first, then confirmed facts.
     pub facts_max: u64,
-    /// How long a prediction lives on an exact feed, from its dispatch or from the end of the request.
+    /// How long a prediction lives on an exact feed, from its dispatch or from the end of the request, where events are not
+    /// late.
     pub predicted_ttl_s: f64,
     /// The same on an approximate feed.
     pub approximate_ttl_s: f64,
@@ -83,6 +84,10 @@ impl Default for IndexOptions {
         }
     }
 }
+
+/// Events may be later than this; predictions do not live longer for it. A clock of an engine that is wrong by an hour
+/// costs no more.
+pub const LAG_S_MAX: f64 = 60.0;
 
 /// Slots of one index; a fleet beyond it is a configuration error elsewhere.
 pub const SLOTS_MAX: u32 = 4096;
@@ -190,6 +195,16 @@ impl Index {
     /// While stale, a slot counts with its predictions only, which live as on an approximate feed.
     pub fn set_stale(&self, slot: Slot, stale: bool) {
         self.state.write().set_stale(slot, stale);
+    }
+
+    /// An event came so late: until then nothing could confirm a prediction, so that predictions live longer by it, up to
+    /// [`LAG_S_MAX`]. Rises at once and falls with each event that is less late.
+    pub fn note_lag(&self, slot: Slot, lag_s: f64) {
+        let lag_s = lag_s.clamp(0.0, LAG_S_MAX).round();
+        let is_news = |state: &SlotState| lag_s != state.lag_s;
+        if self.state.read().slot(slot).is_some_and(is_news) {
+            self.state.write().note_lag(slot, lag_s);
+        }
     }
 
     /// What each slot holds of a prompt, in blocks.
@@ -353,6 +368,12 @@ impl State {
                 self.arena.release(node);
             }
         }
+    }
+
+    fn note_lag(&mut self, slot: Slot, lag_s: f64) {
+        let Some(state) = self.slot_mut(slot) else { return };
+        state.lag_s = lag_s.max(state.lag_s - 1.0);
+        self.next_expiry_s = f64::NEG_INFINITY;
     }
 
     fn set_stale(&mut self, slot: Slot, is_stale: bool) {

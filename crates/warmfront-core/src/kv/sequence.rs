@@ -173,6 +173,8 @@ pub struct Sequence {
     distrusted: bool,
     /// What is applied is of the process at the other end of this connection.
     is_same_process: bool,
+    /// Facts from before a hole are still believed.
+    in_doubt: bool,
     /// Applied on this connection, and holes in that which no replay filled.
     batches: u64,
     holes: u64,
@@ -201,6 +203,7 @@ impl Sequence {
             start_attempts: 0,
             distrusted: false,
             is_same_process: false,
+            in_doubt: false,
             batches: 0,
             holes: 0,
             resumed: false,
@@ -275,6 +278,9 @@ impl Sequence {
         self.drop_held();
         self.count_anew();
         if self.can_replay {
+            if self.in_doubt {
+                self.forget(); // nothing can tell whether what came before the hole is of this process
+            }
             self.catch_up("catching up by replay".into());
             return;
         }
@@ -557,6 +563,7 @@ impl Sequence {
         self.applied = None;
         self.complete = false;
         self.resumed = false;
+        self.in_doubt = false;
         self.actions.push(Action::Forget);
     }
 
@@ -564,6 +571,7 @@ impl Sequence {
     /// stream is lossy and nothing of it counts any more.
     fn is_lossy_with_another_hole(&mut self) -> bool {
         self.holes += 1;
+        self.in_doubt = true;
         self.actions.push(Action::Doubt);
         let is_lossy = self.holes >= LOSSY_HOLES_MIN && self.batches < self.holes * LOSSY_BATCHES_A_HOLE;
         if is_lossy {

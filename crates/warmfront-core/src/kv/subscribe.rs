@@ -57,6 +57,8 @@ pub trait Sink: Send + Sync {
     fn doubt(&self);
     /// Whether the facts may lag behind the engine or belong to a dead one.
     fn set_stale(&self, stale: bool);
+    /// The last batch came so late.
+    fn note_lag(&self, lag_s: f64);
 }
 
 /// What a subscription shares with the fleet.
@@ -292,6 +294,7 @@ impl Subscription {
         if self.sequence.phase() == Phase::Live {
             let lag_s = (self.clock.wall_s() - applied.written_s).max(0.0);
             state.lag_s = Some(lag_s);
+            self.sink.note_lag(lag_s);
             meter.set("warmfront_kv_event_lag_seconds", &[replica], lag_s);
         }
     }

@@ -2,13 +2,16 @@
 
 use std::fs::File;
 use std::io::{self, Write};
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use http::uri::Scheme;
 use http::{Request, StatusCode, Uri};
 use http_body_util::{BodyExt, Empty};
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
@@ -17,6 +20,9 @@ use super::format::Archive;
 use super::keep::blocking;
 use super::{Memory, Recalled};
 use crate::backoff::seconds;
+use crate::fleet::TlsOptions;
+use crate::http::read_secret;
+use crate::http::tls::{ClientTls, host_of};
 
 /// More than any index is worth carrying over a network.
 const BYTES_MAX: u64 = 8 << 30;
@@ -45,10 +51,28 @@ impl Memory {
         let uri: Uri = peer.parse().map_err(io::Error::other)?;
         let authority = uri.authority().ok_or_else(|| io::Error::other("an address without a host"))?.as_str();
         let stream = TcpStream::connect(authority).await?;
+        if uri.scheme() != Some(&Scheme::HTTPS) {
+            return self.ask(stream, authority).await;
+        }
+        let config = self.config.clone();
+        let options = TlsOptions { ca: config.seed_ca, cert: config.seed_client_cert, key: config.seed_client_key };
+        let stream = Arc::<ClientTls>::default().connect(&options, host_of(authority), stream).await?;
+        self.ask(stream, authority).await
+    }
+
+    async fn ask<S>(&self, stream: S, authority: &str) -> io::Result<File>
+    where
+        S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    {
         let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await.map_err(io::Error::other)?;
         let mut request = Request::get(PATH).header("host", authority);
         for (name, value) in &self.config.seed_headers {
             request = request.header(name, value);
+        }
+        for (name, path) in &self.config.seed_headers_from_file {
+            let path = path.clone();
+            let secret = blocking(move || read_secret(&path).map_err(io::Error::other)).await?;
+            request = request.header(name, secret);
         }
         let request = request.body(Empty::<Bytes>::new()).map_err(io::Error::other)?;
         let receive = async {

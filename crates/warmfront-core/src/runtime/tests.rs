@@ -17,7 +17,7 @@ fn config(listen: &str, socket: &str, command: &[&str]) -> CoreConfig {
             "listen": listen, "io_threads": 1, "compute_threads": 1, "body_bytes_max": 1 << 20,
             "header_bytes_max": 65536, "headers_max": 128, "header_timeout_s": 10, "body_timeout_s": 10,
             "idle_timeout_s": 10, "write_timeout_s": 10, "connections_max": 64, "expose_headers": true, "grace_s": 5,
-            "settle_s": 0, "handover": null, "handover_timeout_s": 5,
+            "settle_s": 0, "handover": null, "handover_timeout_s": 5, "fleet_wait_s": 0,
             "tls": null, "keys_file": null, "metrics_without_key": false, "forward_authorization": "auto",
             "trusted_networks": null, "trusted_secret_file": null, "headers": {"remove": [], "allow": null},
             "streams_per_client_max": 100, "keep_alive_s": 0

@@ -52,6 +52,69 @@ async fn bodies_that_are_no_object_and_unknown_models_are_named() {
 }
 
 #[tokio::test]
+async fn a_compressed_prompt_is_refused_in_the_protocol_of_its_path_and_nothing_else_is() {
+    let (world, engine) = refusing(|_| ()).await;
+    let ask = async |path: &str, coding: &str| {
+        let mut client = world.client().await;
+        client.send(post(path, CHAT).replace("host:", &format!("content-encoding: {coding}\r\nhost:"))).await;
+        client.answer().await
+    };
+    for coding in ["gzip", "br", "identity, gzip", ""] {
+        let answer = ask("/v1/chat/completions", coding).await;
+        assert_eq!((answer.status, answer.header("accept-encoding")), (415, Some("identity")), "{coding}");
+        assert_eq!(answer.json()["error"]["code"], "unsupported_encoding");
+    }
+    let answer = ask("/v1/messages", "gzip").await;
+    assert_eq!((answer.status, answer.json()["error"]["type"].as_str()), (415, Some("invalid_request_error")));
+    assert_eq!(answer.json()["type"], "error");
+    assert_eq!(engine.requests(), 0);
+    assert_eq!(ask("/v1/chat/completions", "Identity").await.status, 200);
+    assert_eq!(ask("/v1/embeddings", "gzip").await.status, 200, "the engine's business");
+}
+
+#[tokio::test]
+async fn a_head_that_cannot_be_read_is_answered_in_words() {
+    let (world, engine) = refusing(|options| {
+        (options.front.headers_max, options.front.header_bytes_max) = (16, 256 * 1024);
+    })
+    .await;
+    let fields = "x: y\r\n".repeat(17);
+    let path = "p".repeat(70_000);
+    for (request, status, code) in [
+        ("nonsense\r\n\r\n".to_owned(), 400, "invalid_body"),
+        (format!("GET /health HTTP/1.1\r\n{fields}\r\n"), 431, "headers_too_large"),
+        (format!("GET /{path} HTTP/1.1\r\n\r\n"), 414, "uri_too_long"),
+    ] {
+        for before in [0, 2] {
+            let mut client = world.client().await;
+            for _ in 0..before {
+                client.send(post("/v1/chat/completions", CHAT)).await;
+                assert_eq!(client.answer().await.status, 200);
+            }
+            client.send(&request).await;
+            let answer = client.answer().await;
+            assert_eq!((answer.status, answer.json()["error"]["code"].as_str()), (status, Some(code)));
+            assert_eq!((answer.header("connection"), answer.is_whole), (Some("close"), true));
+            assert!(client.is_closed().await);
+        }
+    }
+    assert_eq!(engine.requests(), 6);
+}
+
+#[tokio::test]
+async fn an_engines_own_refusal_without_a_body_stays_without() {
+    let engine =
+        Engine::start(|_| Act::Say(vec![b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\n\r\n".to_vec()])).await;
+    let world = World::start(Options::new(&[&engine])).await;
+    let mut client = world.client().await;
+    for _ in 0..2 {
+        client.send(post("/v1/chat/completions", CHAT)).await;
+        let answer = client.answer().await;
+        assert_eq!((answer.status, answer.text()), (400, ""));
+    }
+}
+
+#[tokio::test]
 async fn a_body_beyond_the_limit_is_refused_before_and_while_it_comes() {
     let (world, engine) = refusing(|options| options.front.body_bytes_max = 1000).await;
     let mut client = world.client().await;

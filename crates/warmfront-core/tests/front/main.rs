@@ -1,6 +1,7 @@
 //! The front with real sockets: scripted engines behind it, raw clients before it, a deciding thread beside it.
 
 mod access;
+mod beginning;
 mod endings;
 mod failures;
 mod leaving;

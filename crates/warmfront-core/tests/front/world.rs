@@ -19,7 +19,7 @@ use warmfront_core::config::{
     UpstreamConfig,
 };
 use warmfront_core::fleet::{EventState, FleetView, Pool, Replica, ReplicaUpdate, Tokens};
-use warmfront_core::http::{Front, Fronts, Preparer, Stop, serve};
+use warmfront_core::http::{Front, Fronts, Outset, Preparer, Stop, serve};
 use warmfront_core::index::Feed;
 use warmfront_core::mailbox::{Mailbox, Received};
 use warmfront_core::metrics::Metrics;
@@ -146,7 +146,7 @@ async fn read_message(socket: &mut TcpStream) -> Option<Heard> {
     let mut buffer = vec![0; 64 * 1024];
     loop {
         if let Some(end) = bytes.windows(4).position(|window| window == b"\r\n\r\n") {
-            let head = String::from_utf8(bytes[..end + 4].to_vec()).unwrap();
+            let head = String::from_utf8_lossy(&bytes[..end + 4]).into_owned(); // a field may hold any byte above 0x7f
             let length = header(&head, "content-length").map_or(0, |length| length.parse().unwrap());
             if bytes.len() >= end + 4 + length {
                 return Some(Heard { head, body: bytes[end + 4..end + 4 + length].to_vec() });
@@ -247,6 +247,7 @@ impl Options {
                 settle_s: 0.0,
                 handover: None,
                 handover_timeout_s: 10.0,
+                fleet_wait_s: 10.0,
                 keep_alive_s: 0.0,
             },
             upstream: UpstreamConfig {
@@ -268,6 +269,8 @@ pub struct World {
     pub stop: Stop,
     pub fronts: Fronts,
     pub served: JoinHandle<()>,
+    pub fleet: Arc<ArcSwap<FleetView>>,
+    pub outset: Arc<Outset>,
     events: Arc<Mutex<Vec<Vec<Value>>>>,
 }
 
@@ -278,13 +281,14 @@ impl World {
         let metrics = Arc::new(Metrics::new(&catalogue(), 100));
         let mailbox = Arc::new(Mailbox::new(clock, options.queues, &metrics));
         let fleet = Arc::new(ArcSwap::from_pointee(fleet_of(&options.engines)));
+        let outset = Arc::<Outset>::default();
         let requests = Arc::new(RequestTable::new(Arc::clone(&fleet), clock));
         let preparer = Arc::new(Preparer::new((&index_config(), &session_config()), 1, clock, Arc::clone(&metrics)));
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let front = Front::new(
             (options.front, options.upstream),
-            fleet,
+            (Arc::clone(&fleet), Arc::clone(&outset)),
             (Arc::clone(&mailbox), Arc::clone(&requests)),
             preparer,
             Arc::clone(&metrics),
@@ -295,7 +299,7 @@ impl World {
         let served = tokio::spawn(serve(listener, fronts.clone(), stop.clone()));
         let events = Arc::default();
         decide_on_a_thread(Arc::clone(&mailbox), Arc::clone(&events), options.decide);
-        Self { address, metrics, mailbox, requests, stop, fronts, served, events }
+        Self { address, metrics, mailbox, requests, stop, fronts, served, fleet, outset, events }
     }
 
     /// One pool, one engine.

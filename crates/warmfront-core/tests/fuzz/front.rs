@@ -15,7 +15,7 @@ use crate::world::{Act, Engine, Options, World, eventually, json_reply, stream_r
 
 /// Clients at once in one case.
 const CLIENTS: usize = 8;
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Statuses that the front or the engine of these tests may answer with.
 const STATUSES: [&str; 13] =

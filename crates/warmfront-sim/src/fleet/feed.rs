@@ -91,9 +91,11 @@ impl Feed {
         while self.under_way.front().is_some_and(|delivery| delivery.at_s <= now_s)
             && let Some(delivery) = self.under_way.pop_front()
         {
-            let Some((incarnation, stream)) = self.streams.get_mut(&delivery.slot) else { continue };
+            let slot = delivery.slot;
+            let Some((incarnation, stream)) = self.streams.get_mut(&slot) else { continue };
             if *incarnation == delivery.incarnation {
                 stream.receive(delivery, index);
+                index.note_lag(slot, self.delay_s);
             }
         }
     }

@@ -26,7 +26,7 @@ impl Fleet {
         let pool = Arc::new(self.pool());
         let state = FleetState { version: self.version, pools: vec![pool.state()] };
         let by_model = pool.models.iter().map(|(name, adapter)| (name.clone(), (0, adapter.clone()))).collect();
-        let view = FleetView { version: self.version, pools: vec![pool], by_model, degraded: Vec::new() };
+        let view = FleetView { version: self.version, pools: vec![pool], by_model, ..FleetView::default() };
         self.view.store(Arc::new(view));
         self.events.push(Event::FleetChanged { time_s: self.now_s, fleet: encode(&state) });
     }
@@ -99,5 +99,6 @@ fn told(load: Load) -> EngineLoad {
         waiting: Some(load.waiting as f64),
         kv_usage: Some(load.kv_usage),
         age_s: Some(0.0),
+        worked_tokens: None,
     }
 }

@@ -39,14 +39,22 @@ class HttpReader:
                 if response.status != HTTPStatus.OK:
                     raise DiscoveryError(f"it answers {response.status}")
                 servers = servers_of(msgspec.json.decode(await read_body(response, bytes_max=LIST_BYTES_MAX)))
+                _require_no_secrets_of_ours(servers)
                 self._etag = response.headers.get("etag")
         except TimeoutError as error:
             raise DiscoveryError(f"no answer within {config.timeout_s:g} s") from error
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, RecursionError) as error:
             raise DiscoveryError(f"its answer is not JSON: {error}") from error
         except (aiohttp.ClientError, ValueError) as error:
             raise DiscoveryError(_reason(error)) from error
         return servers
+
+
+def _require_no_secrets_of_ours(servers: list[ServerConfig]) -> None:
+    """Refuse a list that would have files or variables of this machine sent to an address of its own choice."""
+    for server in servers:
+        if server.headers_from_file or server.headers_from_env:
+            raise DiscoveryError(f"{server.url}: a list from elsewhere names no files or variables of this machine")
 
 
 def _reason(error: Exception) -> str:
