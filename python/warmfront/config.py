@@ -432,7 +432,7 @@ class CostConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """A request of priority 0 or below that would wait longer than this goes where it waits less than half of it, if
     such a replica exists and the fleet has room. Unset: no limit."""
     memory_threshold: Annotated[float, Meta(ge=0, lt=1)] = 0.65
-    """u0: share of KV memory in use above which memory costs."""
+    """u0: share of KV memory in use up to which memory costs nothing. Beyond, it costs by the chance that it fills."""
     memory_weight: Annotated[float, Meta(ge=0)] = 1.0
     """k_M: how much memory pressure costs above the threshold; 0 ignores memory."""
     eviction_weight: Annotated[float, Meta(ge=0)] = 1.0

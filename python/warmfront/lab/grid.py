@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from warmfront.clock import Clock
-from warmfront.lab import regimes_page, results_file
+from warmfront.lab import contest, regimes_page, results_file
 from warmfront.lab.cache import Cache
 from warmfront.lab.cells import CellTask, SearchTask, Task, perform
 from warmfront.lab.display import bar
@@ -27,8 +27,11 @@ RUN_S_PER_REQUEST = 4e-4
 """Guess for the seconds of a run while nothing is known about its regime."""
 SEARCH_RUNS = 8
 """Guess for the runs of a search with one seed."""
-DATA, REASONS, PAGE = (Path(f"docs/explanation/regimes{suffix}") for suffix in (".json", ".reasons.toml", ".md"))
-"""Below the root of the source tree: the results, the hand-written reasons, and the page made of both."""
+DATA, REASONS, CONTEST, PAGE = (
+    Path(f"docs/explanation/regimes{suffix}") for suffix in (".json", ".reasons.toml", ".contest.json", ".md")
+)
+"""Below the root of the source tree: the results, the hand-written reasons, the lost cells under other seeds, and the
+page made of all three."""
 
 
 class Grid(Plan, frozen=True):
@@ -123,10 +126,31 @@ def write(grid: Grid, cache: Cache, root: Path, *, command: str) -> None:
     (root / PAGE).write_text(page(root), encoding="utf-8")
 
 
+def write_contest(cache: Cache, root: Path, *, seeds: Sequence[int]) -> None:
+    """Write what the cache holds of the cells that the results below `root` say are lost, and the page anew.
+
+    Args:
+        cache: Open.
+        root: Of the source tree.
+        seeds: Other ones than those of the results.
+
+    Raises:
+        ConfigError: See `contest.tasks` and `regimes_page.render`.
+    """
+    results = results_file.read(root / DATA)
+    cells = contest.contests(results)
+    found = [(task, cache.get(task)) for task in contest.tasks(cells, results, seeds)]
+    done = [(task, result) for task, result in found if isinstance(result, Measures)]
+    command = f'make lab LAB="--contest {",".join(map(str, seeds))}"'
+    contest.write(contest.rounds(cells, results, done, seeds=seeds, command=command), root / CONTEST)
+    (root / PAGE).write_text(page(root), encoding="utf-8")
+
+
 def page(root: Path) -> str:
     """Return the page that follows from the data below the root of a source tree.
 
     Raises:
         ConfigError: See `regimes_page.render`.
     """
-    return regimes_page.render(results_file.read(root / DATA), regimes_page.read_reasons(root / REASONS))
+    reasons, rounds = regimes_page.read_reasons(root / REASONS), contest.read(root / CONTEST)
+    return regimes_page.render(results_file.read(root / DATA), reasons, rounds)

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import click
 
 from warmfront.clock import MonotonicClock
 from warmfront.errors import ConfigError, WarmfrontError
-from warmfront.lab import cache, grid, regime
+from warmfront.lab import cache, grid, regime, results_file
+from warmfront.lab import contest as contests
+from warmfront.lab.cells import Task
 from warmfront.lab.plan import known_policies, policies
 
 SEARCHED = ("cacheroute-long", "cacheroute-paper", "llmd-ladder", "llmd-shared-prefix")
@@ -38,6 +40,8 @@ INTERRUPTED = 130
 @click.option("--root", type=click.Path(path_type=Path, exists=True, file_okay=False), default=Path(),
               help="Root of the source tree whose page is written. Default: here.")  # fmt: skip
 @click.option("--estimate", "is_estimating", is_flag=True, help="Say what there is to do, and end.")
+@click.option("--contest", metavar="S,T,...", help="Run the cells that the page says are lost, and no others, with "
+              "these seeds, against the two best there.")  # fmt: skip
 @click.option("--render", "is_rendering", is_flag=True, help="Write the page from the data that is there, and end.")
 def main(
     only: str,
@@ -49,6 +53,7 @@ def main(
     cache_path: Path,
     root: Path,
     is_estimating: bool,
+    contest: str | None,
     is_rendering: bool,
 ) -> None:
     """Run what the cache lacks, then write regimes.json and regimes.md."""
@@ -58,19 +63,23 @@ def main(
             return
         whole = _grid(seeds, search)
         chosen_regimes, chosen_policies = _regimes(only), known_policies(policy.split(","))
+        tasks = whole.tasks() if contest is None else _contested(root, _numbers("--contest", contest))
         with cache.Cache(cache_path) as finished:
             missing = [
                 task
-                for task in whole.tasks()
+                for task in tasks
                 if task.regime.name in chosen_regimes and task.policy in chosen_policies and finished.get(task) is None
             ]
             processes = jobs or os.cpu_count() or 1
             minutes = grid.estimate_s(missing, whole, finished) / processes / 60
-            click.echo(f"{len(missing)} of {len(whole.tasks())} tasks to do, about {minutes:.0f} minutes")
+            click.echo(f"{len(missing)} of {len(tasks)} tasks to do, about {minutes:.0f} minutes")
             if is_estimating:
                 return
             failures = grid.run(missing, finished, jobs=processes, budget_s=budget, clock=MonotonicClock())
-            grid.write(whole, finished, root, command=_command(seeds, search))
+            if contest is None:
+                grid.write(whole, finished, root, command=_command(seeds, search))
+            else:
+                grid.write_contest(finished, root, seeds=_numbers("--contest", contest))
     except KeyboardInterrupt:
         click.echo("interrupted; what is done is kept", err=True)
         sys.exit(INTERRUPTED)
@@ -81,16 +90,24 @@ def main(
 
 
 def _grid(seeds: str, search: str) -> grid.Grid:
-    try:
-        numbers = tuple(int(seed) for seed in seeds.split(","))
-    except ValueError as error:
-        raise ConfigError(f"--seed {seeds}: expected numbers with commas between them") from error
     return grid.Grid(
         regimes=tuple(grid.with_two_loads(regime.load(name)) for name in regime.names()),
         policies=tuple(policies()),
-        seeds=numbers,
+        seeds=_numbers("--seed", seeds),
         searched=() if search == "none" else tuple(_regimes(search)),
     )
+
+
+def _contested(root: Path, seeds: Sequence[int]) -> list[Task]:
+    results = results_file.read(root / grid.DATA)
+    return [*contests.tasks(contests.contests(results), results, seeds)]
+
+
+def _numbers(option: str, given: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(number) for number in given.split(","))
+    except ValueError as error:
+        raise ConfigError(f"{option} {given}: expected numbers with commas between them") from error
 
 
 def _command(seeds: str, search: str) -> str:

@@ -155,6 +155,33 @@ def losing(compared: Iterable[Comparison], policy: str) -> list[Comparison]:
     return sorted(lost, key=lambda comparison: comparison.scores[policy])
 
 
+Better = dict[tuple[str, str], list[str]]
+"""By place and metric: policies, the best first."""
+
+
+def better_everywhere(compared: Iterable[Comparison], policy: str) -> Better:
+    """Say who is more than 3 % better than a policy in a cell, and in no other metric of it more than 3 % worse.
+
+    What the best of a cell has gained may be paid for in another metric; who is named here has paid nothing.
+    """
+    places: dict[str, list[Comparison]] = {}
+    for row in compared:
+        if policy in row.scores:
+            places.setdefault(row.place, []).append(row)
+    found: Better = {}
+    for place, rows in places.items():
+        others = [
+            other
+            for other in rows[0].scores
+            if all(row.scores.get(other, 0.0) >= WITHIN * row.scores[policy] for row in rows)
+        ]
+        for row in rows:
+            scores = row.scores
+            better = [(-scores[other], other) for other in others if scores[policy] < WITHIN * scores[other]]
+            found[place, row.metric] = [other for _, other in sorted(better)]
+    return found
+
+
 def duels(compared: Iterable[Comparison], policy: str) -> dict[str, Duel]:
     """Compare a policy with each other one over the rows that both ran: a cell that was left out flatters nobody."""
     scores: dict[str, list[tuple[float, float]]] = {}

@@ -13,12 +13,15 @@ from pathlib import Path
 
 from warmfront.errors import ConfigError
 from warmfront.lab import ranking
+from warmfront.lab.contest import Rounds
 from warmfront.lab.model import Regime
 from warmfront.lab.ranking import HIGHEST, Comparison, Duel, Standing, shown_score
 from warmfront.lab.results import COMPARED, WITHIN, Results
 from warmfront.lab.targets import DEFAULT, by_metric, verdicts
 
 NO_REASON = "not explained yet"
+BETTER_SHOWN = 2
+"""Names of policies in one cell of a table."""
 
 INTRODUCTION = """\
 # Every policy in every regime
@@ -30,6 +33,22 @@ virtual time: the router that serves, over [modelled engines](engine-model.md). 
 policy of the same row: **1.00** is the best, 0.50 is twice as late or half as good, higher is always better. Only the
 best has 1.00; what is close is rounded down. `{default}` is the default policy. The others are baselines, and the
 published rules of other routers, stated again in `warmfront.lab.peers`; they are not those routers' code."""
+
+CONTEST = """\
+## The same cells under other seeds
+
+A cell is in the table above because seed {chosen} went badly for `{default}`, or well for one of two dozen others.
+Here it meets the two that were best, under seeds {seeds}. `mean` is the geometric mean over these seeds of its score
+against the better of the two, so that they may take turns: above 1 it is better than both. `medians` compares each
+policy's median. `spread` is its own largest figure over its smallest: what is small against it says little.
+
+Of {cells} cells, {lost} are lost by more than 3 % in the mean, {level} are level, {won} are won.
+
+{table}
+
+```bash
+{command}
+```"""
 
 METHOD = """\
 ## How this was made
@@ -49,12 +68,13 @@ warmfront simulate {regime} --load {load:g} --seed {seeds_typed} --policy all
 All figures in their units are in [regimes.json](regimes.json)."""
 
 
-def render(results: Results, reasons: Mapping[str, str]) -> str:
+def render(results: Results, reasons: Mapping[str, str], rounds: Rounds | None = None) -> str:
     """Return the page.
 
     Args:
         results: With the default policy and at least one other.
         reasons: Regime → why the default policy loses there.
+        rounds: The cells that were lost, under other seeds.
 
     Raises:
         ConfigError: The default policy was not run, or a reason is about a regime that it does not lose.
@@ -68,7 +88,9 @@ def render(results: Results, reasons: Mapping[str, str]) -> str:
     if idle:
         raise ConfigError(f"reasons for regimes that {DEFAULT} does not lose: {', '.join(sorted(idle))}")
     order = [standing.policy for standing in ranking.standings(compared)]
-    parts = [INTRODUCTION.format(default=DEFAULT), *_missing(results), _targets_table(results), _lost(lost, reasons)]
+    parts = [INTRODUCTION.format(default=DEFAULT), *_missing(results), _targets_table(results)]
+    parts += [_lost(lost, reasons, ranking.better_everywhere(compared, DEFAULT))]
+    parts += [_contest(rounds)] if rounds is not None and rounds.cells else []
     parts += [_standings(compared, highest)]
     parts += [
         _scores(metric.title, [row for row in compared if row.metric == metric.title], order) for metric in COMPARED
@@ -109,7 +131,7 @@ def _targets_table(results: Results) -> str:
     return "## Targets\n\n" + _table(("target", "measured", ""), rows)
 
 
-def _lost(lost: Sequence[Comparison], reasons: Mapping[str, str]) -> str:
+def _lost(lost: Sequence[Comparison], reasons: Mapping[str, str], better: ranking.Better) -> str:
     heading = f"## Where {DEFAULT} loses"
     if not lost:
         return f"{heading}\n\nNowhere by more than 3 %."
@@ -120,14 +142,49 @@ def _lost(lost: Sequence[Comparison], reasons: Mapping[str, str]) -> str:
             f"▼ {shown_score(row.scores[DEFAULT])}",
             row.figures[DEFAULT],
             f"{row.figures[row.best()]} ({row.best()})",
+            "-" if row.load is None else ", ".join(better[row.place, row.metric][:BETTER_SHOWN]) or "nobody",
         )
         for row in lost
     ]
     why = [f"- **{name}**: {reasons.get(name, NO_REASON)}" for name in dict.fromkeys(row.regime for row in lost)]
-    head = ("regime and load", "metric", "score", "its figure", "best")
-    return (
-        f"{heading}\n\nMore than 3 % behind the best, the worst first.\n\n{_table(head, rows)}\n\nWhy:\n\n"
-        + "\n".join(why)
+    head = ("regime and load", "metric", "score", "its figure", "best", "better without being worse elsewhere")
+    cells = [row for row in lost if row.load is not None]
+    traded = sum(not better[row.place, row.metric] for row in cells)
+    note = (
+        "More than 3 % behind the best, the worst first. The last column names who is better in this metric and at "
+        f"most 3 % worse in the other two of the same regime and load. In {traded} of the {len(cells)} cells (highest "
+        "loads left out) that is nobody: who wins there pays for it in another metric."
+    )
+    return f"{heading}\n\n{note}\n\n{_table(head, rows)}\n\nWhy:\n\n" + "\n".join(why)
+
+
+def _contest(rounds: Rounds) -> str:
+    """Show whether what one seed says is what others say."""
+    rows = [
+        (
+            cell.place,
+            cell.metric,
+            f"{cell.mean_score():.2f}",
+            f"{cell.median_score():.2f}",
+            f"{sum(score >= WITHIN for score in cell.scores())} of {len(rounds.seeds)}",
+            f"{cell.spread():.2f}",
+            ", ".join(cell.rivals),
+            cell.verdict(),
+        )
+        for cell in rounds.cells
+    ]
+    verdicts = [cell.verdict() for cell in rounds.cells]
+    head = ("regime and load", "metric", "mean", "medians", "within 3 %", "spread", "against", "")
+    return CONTEST.format(
+        default=DEFAULT,
+        chosen=", ".join(map(str, rounds.chosen_by)),
+        seeds=", ".join(map(str, rounds.seeds)),
+        cells=len(verdicts),
+        lost=verdicts.count("lost"),
+        level=verdicts.count("level"),
+        won=verdicts.count("won"),
+        table=_table(head, rows),
+        command=rounds.command,
     )
 
 

@@ -26,7 +26,7 @@ def write(results: Results, path: Path) -> None:
     Raises:
         OSError: It cannot be written.
     """
-    tree = _rounded(msgspec.to_builtins(results))
+    tree = rounded(msgspec.to_builtins(results))
     rows = [[cell[name] for name in PLACE] + [cell["measures"][name] for name in FIGURES] for cell in tree.pop("cells")]
     tree["columns"] = [*PLACE, *FIGURES]
     lists = {"searches": tree.pop("searches"), "cells": rows}
@@ -55,9 +55,10 @@ def _lines(rows: Iterable[Any]) -> str:
     return ",\n".join("  " + msgspec.json.encode(row).decode() for row in rows)
 
 
-def _rounded(tree: Any) -> Any:
+def rounded(tree: Any) -> Any:
+    """Return a tree with all numbers at five significant digits."""
     if isinstance(tree, float):
         return float(f"{tree:.5g}")
     if isinstance(tree, dict):
-        return {name: _rounded(value) for name, value in tree.items()}
-    return [_rounded(value) for value in tree] if isinstance(tree, list | tuple) else tree
+        return {name: rounded(value) for name, value in tree.items()}
+    return [rounded(value) for value in tree] if isinstance(tree, list | tuple) else tree

@@ -114,9 +114,10 @@ class Fleet:
         self.admission_s: list[float] = []
         """Seconds until the engine runs one more request; above 0 where it is known to run no more at once."""
         self.next_step_s: list[float] = []
-        """τ(B + 1, K): seconds between two tokens with one more request, without that request's own context."""
+        """(θ0 + τ(B + 1, K))/2: seconds between two tokens of one more request, without its own context, over its whole
+        answer: what runs now runs beside half of it."""
         self.next_step_token_s: list[float] = []
-        """What each token of that context adds for all of them: θ2·(B + 1), by weight."""
+        """What each token of that context adds for all of them: θ2·(B + 1)/2, by weight."""
         self.last_used: list[int] = []
         """Number of the last dispatch; smaller means longer ago, so ties by it rotate."""
         self.arrivals: list[float] = []

@@ -249,7 +249,7 @@ class Evaluation:
             tokens_max = capacity[slot]
             if tokens_max:
                 need = prompt_tokens - active[slot] + output_tokens
-                in_use = active_tokens[slot] + outputs[slot]
+                in_use = active_tokens[slot] + prices.OUTPUT_HELD * outputs[slot]
                 if foreign[slot]:
                     in_use = max(in_use, (kv_usage[slot] or 0.0) * tokens_max)
                 used = (in_use + need) / tokens_max
@@ -297,15 +297,16 @@ class Evaluation:
 
     def _scarcity(self, slot: Slot, used: float, need: float, rate: float) -> tuple[float, float]:
         """Return M and mem of a replica whose memory is `used` with this request's `need`, at `rate` arrivals."""
-        fleet, config, threshold = self.fleet, self.config, self.config.memory_threshold
+        fleet, config = self.fleet, self.config
         residence_s = fleet.learned.residence_s[slot]
         wait_s = (used - prices.MEMORY_FULL) * residence_s if used > prices.MEMORY_FULL else 0.0
-        activation = min(1.0, (used - threshold) / (1.0 - threshold))
+        tokens = fleet.context_tokens[slot] + 0.5 * fleet.output_tokens[slot] + need
+        chance = prices.chance_of_full(used, tokens / (fleet.capacity_tokens[slot] or 1), fleet.requests[slot] + 1.0)
         work_s = need * residence_s / (fleet.capacity_tokens[slot] or 1)
         slack = 1.0 - min(prices.MEMORY_UTILISATION_MAX, used)
         others = fleet.pending_weight[slot] + rate * (wait_s + work_s) / slack
         delayed = min(prices.MEMORY_QUEUE_MAX, others / self.own_weight)
-        return wait_s, config.memory_weight * work_s * activation * activation * (1.0 + delayed)
+        return wait_s, config.memory_weight * work_s * chance * (1.0 + delayed)
 
     def _pruned(self, slots: list[Slot], count: int) -> list[Costs]:
         """Evaluate the replicas of the smallest bounds, then those whose bound lies below what the first ones cost."""

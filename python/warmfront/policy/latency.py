@@ -31,6 +31,10 @@ POOL_SAMPLES_MIN = 20
 is too slow for all, and get all requests of an idle fleet."""
 SHRINK = 0.005
 """Share by which a replica's scale returns to the pool with each sample."""
+KEPT = 0.99
+"""Share of a replica's old measurements kept per sample."""
+SAMPLE_WEIGHT = 0.2
+"""Weight of a measured second against the one of the presumption that a replica is like the others."""
 SECONDS_A_TOKEN_MIN = 1e-6
 SECONDS_A_STEP_MIN = 1e-4
 _REQUESTS_UNIT, _TOKENS_UNIT = 1e-2, 1e-5
@@ -47,32 +51,53 @@ ASTRAY_MAX = 3
 
 
 class Scale:
-    """How much slower each replica is than its pool: a ratio of sums that forgets, drawn towards 1."""
+    """How much slower each replica is than its pool: a ratio of sums that forgets, drawn towards 1.
+
+    Its standard error is known from how far measurements lie from it, and a ratio that differs from 1 by no more than
+    that is taken for 1: equal replicas differ by some per cent of chance, and that is dear where prefill is.
+    """
 
     def __init__(self) -> None:
         self.factor: list[float] = []
         self._measured: list[float] = []
         self._expected: list[float] = []
+        self._squares: list[float] = []
+        """Squared errors of what was measured, weighed as in the sums: in square seconds."""
 
     def grow(self) -> None:
         """Add a row."""
         for column in (self.factor, self._measured, self._expected):
             column.append(1.0)
+        self._squares.append(0.0)
 
     def reset(self, slot: Slot) -> None:
         """Forget a replica: the slot belongs to another one now."""
         self.factor[slot] = self._measured[slot] = self._expected[slot] = 1.0
+        self._squares[slot] = 0.0
 
     def add(self, slot: Slot, seconds: float, expected_s: float) -> None:
         """Compare seconds measured with those expected of the pool; one measurement counts at most fourfold.
 
         Five seconds weigh as much as the presumption that the replica is like the others.
         """
-        measured = 0.99 * self._measured[slot] + 0.2 * min(seconds, 4 * expected_s * self.factor[slot])
-        expected = 0.99 * self._expected[slot] + 0.2 * expected_s
+        seconds = min(seconds, 4 * expected_s * self.factor[slot])
+        measured = KEPT * self._measured[slot] + SAMPLE_WEIGHT * seconds
+        expected = KEPT * self._expected[slot] + SAMPLE_WEIGHT * expected_s
         measured += SHRINK * (expected - measured)
         self._measured[slot], self._expected[slot] = measured, expected
-        self.factor[slot] = measured / expected
+        ratio = measured / expected
+        error_s = SAMPLE_WEIGHT * (seconds - ratio * expected_s)
+        squares = self._squares[slot] = KEPT * KEPT * self._squares[slot] + error_s * error_s
+        self.factor[slot] = 1.0 + _beyond_error(ratio - 1.0, squares / (expected * expected))
+
+
+def _beyond_error(found: float, variance: float) -> float:
+    """Return what is left of a difference once chance is taken off: its square exceeds the true one by the variance.
+
+    Source: the positive part of W. James, C. Stein, "Estimation with quadratic loss", Berkeley Symposium 1961, for one
+    coordinate.
+    """
+    return found * max(0.0, 1.0 - variance / (found * found)) if found else 0.0
 
 
 class PrefillModel:

@@ -5,6 +5,8 @@ The order of `TERMS` is the order in which `Evaluation.costs` adds them up.
 
 from __future__ import annotations
 
+import math
+
 from msgspec import Struct
 
 from warmfront.policy.base import ReplicaCost, Term
@@ -23,6 +25,8 @@ TARGET_PER_PATIENCE = 4.0
 """S_ttft over the wait above which a request is better held than sent."""
 MEMORY_FULL = 0.97
 """Share of KV memory in use above which requests wait for memory."""
+OUTPUT_HELD = 0.5
+"""Part of its expected output that a request in flight holds in memory: they are at all points of their answers."""
 MEMORY_UTILISATION_MAX = 0.9
 """Cap of the utilisation in the price of memory."""
 MEMORY_QUEUE_MAX = 30.0
@@ -87,6 +91,23 @@ class Costs(Struct, frozen=True, gc=False):
             factors=[Term(name, symbol, unit, float(getattr(self, field))) for name, symbol, unit, field in FACTORS],
             total=self.total_s,
         )
+
+
+def chance_of_full(used: float, size: float, requests: float) -> float:
+    """φ: the chance that a replica's memory fills while a request is there.
+
+    The number of requests in flight varies as the root of itself, and memory with it. Where many small ones share it,
+    92 % of it may be safe; where few large ones do, 80 % is not.
+
+    Args:
+        used: Share of the memory that is in use on average.
+        size: Of all its requests together, as a share of the memory; blocks that several use count once for each.
+        requests: Their number, above 0.
+    """
+    deviation = size / math.sqrt(requests)
+    if deviation <= 0.0:
+        return 1.0 if used >= MEMORY_FULL else 0.0
+    return 0.5 * math.erfc((MEMORY_FULL - used) / (math.sqrt(2.0) * deviation))
 
 
 def decode_share(request: Request, mean_output_tokens: float) -> float:

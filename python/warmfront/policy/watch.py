@@ -78,6 +78,7 @@ class Watch:
         if alternative.blind_s + TIE_S < first.blind_s:
             alternative_s = alternative.single_s
         learned = fleet.learned
+        context_tokens = fleet.context_tokens[slot] + request.prompt_tokens
         self._decisions += 1
         self._differing += self._differs
         self._bets[request.id] = Bet(
@@ -89,7 +90,7 @@ class Watch:
             first.waiting_s,
             first.own_prefill_s,
             first.price,
-            fleet.next_step_s[slot] + learned.decode.per_token[slot] * request.prompt_tokens,
+            learned.decode.seconds(slot, fleet.requests[slot] + 1.0, context_tokens),
             self._token_weight * decode_share(request, learned.output_tokens),
         )
         self._first = None

@@ -31,6 +31,9 @@ MEMORY_DELAYS = 0.9
 """Share of KV memory in use above which prefill times say more about memory than about prefill."""
 PREFILL_SAMPLES_MIN = 3
 """Measured prefills before the predicted ones say how long a replica may be silent."""
+BESIDE = 0.5
+"""Part of an answer during which what runs now still runs: of requests as long as it, half are over on average. Who
+comes later comes to all replicas alike. It also halves what chance in the slopes of equal replicas does."""
 SLOTS_MAX = 65_536
 """Slots beyond this are ignored: no fleet has them, a broken message might."""
 
@@ -480,8 +483,9 @@ class Pool:
         fleet.requests[slot] = requests = fleet.in_flight[slot] + fleet.foreign[slot]
         fleet.weight[slot] = weight = self._weights[slot] + fleet.foreign[slot]
         fleet.admission_s[slot] = fleet.learned.admission_s(slot, requests)
-        fleet.next_step_s[slot] = decode.seconds(slot, requests + 1.0, fleet.context_tokens[slot])
-        fleet.next_step_token_s[slot] = decode.per_token[slot] * (weight + 1.0)
+        base_s, loaded_s = decode.base[slot], decode.seconds(slot, requests + 1.0, fleet.context_tokens[slot])
+        fleet.next_step_s[slot] = base_s + BESIDE * (loaded_s - base_s)
+        fleet.next_step_token_s[slot] = BESIDE * decode.per_token[slot] * (weight + 1.0)
 
     def _count_rates(self, slot: Slot, flight: Flight, now_s: float) -> None:
         fleet = self.fleet

@@ -70,7 +70,7 @@ KEPT = (
         ),
     ),
     Kept("prefill", shared=("alpha", "beta", "samples", "_outliers", "_sums"), left=("_prior_s", "_scale")),
-    Kept("prefill._scale", by_slot=("factor", "_measured", "_expected")),
+    Kept("prefill._scale", by_slot=("factor", "_measured", "_expected", "_squares")),
     Kept(
         "decode",
         shared=("samples",),

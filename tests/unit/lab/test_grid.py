@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 from msgspec.structs import replace
-from support.lab_figures import GOOD, regime
+from support.lab_figures import GOOD, regime, three_policies
 from warmfront.clock import ManualClock
 from warmfront.config import PolicyConfig, RouterConfig
 from warmfront.errors import ConfigError
-from warmfront.lab import cache, grid, page
+from warmfront.lab import cache, grid, page, results_file
 from warmfront.lab import regime as regimes
 from warmfront.lab.cells import CellTask, SearchTask
 from warmfront.lab.fingerprint import closure, fingerprint
@@ -218,3 +218,21 @@ def test_wrong_options_of_the_command_are_one_clear_line(
     result = CliRunner().invoke(page.main, [*arguments, "--cache", str(tmp_path / "cache.jsonl")])
     assert result.exit_code == 1
     assert message in result.output
+
+
+def test_a_contest_with_the_seed_of_the_page_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "docs/explanation").mkdir(parents=True)
+    results_file.write(three_policies(), tmp_path / grid.DATA)
+    run = CliRunner().invoke(
+        page.main, ["--contest", "1", "--cache", str(tmp_path / "cache.jsonl"), "--root", str(tmp_path)]
+    )
+    assert run.exit_code == 1
+    assert "seed 1 has chosen the cells" in run.output
+
+
+def test_a_contest_asks_for_the_lost_cells_and_no_others(tmp_path: Path) -> None:
+    (tmp_path / "docs/explanation").mkdir(parents=True)
+    results_file.write(three_policies(), tmp_path / grid.DATA)
+    arguments = ["--contest", "7,8", "--policy", "marginal_cost", "--only", "chat", "--estimate"]
+    run = CliRunner().invoke(page.main, [*arguments, "--cache", str(tmp_path / "cache.jsonl"), "--root", str(tmp_path)])
+    assert "2 of 6 tasks to do" in run.output

@@ -119,3 +119,15 @@ def test_regimes_keep_the_order_in_which_they_were_given() -> None:
     )
     assert made.places() == [("b", 4.0), ("b", 8.0), ("a", 4.0), ("a", 8.0)]
     assert math.isclose(ranking.geometric_mean([0.25, 1.0]), 0.5)
+
+
+def test_who_wins_a_cell_and_pays_for_it_in_another_metric_is_not_better_everywhere() -> None:
+    cells = results(
+        Cell("chat", "own", 4.0, figures(ttft_p99_s=1.0, itl_p99_s=0.1)),
+        Cell("chat", "trades", 4.0, figures(ttft_p99_s=0.2, itl_p99_s=0.2)),
+        Cell("chat", "better", 4.0, figures(ttft_p99_s=0.5, itl_p99_s=0.102)),
+        Cell("chat", "best", 4.0, figures(ttft_p99_s=0.4, itl_p99_s=0.1)),
+    )
+    found = ranking.better_everywhere(ranking.comparisons(cells), "own")
+    assert found["chat at 4", "TTFT p99"] == ["best", "better"]
+    assert found["chat at 4", "ITL p99"] == []

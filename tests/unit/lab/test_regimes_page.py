@@ -41,8 +41,9 @@ def test_means_over_other_cells_are_shown_beside_those_of_the_default_in_the_sam
 
 def test_lost_cells_are_in_plain_sight_with_their_reason() -> None:
     page = render(three_policies(), {"chat": "The peer knows more."})
-    assert "| chat at 8 | TTFT p99 | ▼ 0.80 | 1.00 s | 0.800 s (peer) |" in page
-    assert "| chat | highest load | ▼ 0.80 | 8.00 | 10.0 (peer) |" in page
+    assert "| chat at 8 | TTFT p99 | ▼ 0.80 | 1.00 s | 0.800 s (peer) | nobody |" in page
+    assert "| chat | highest load | ▼ 0.80 | 8.00 | 10.0 (peer) | - |" in page
+    assert "In 1 of the 1 cells (highest loads left out) that is nobody" in page
     assert "- **chat**: The peer knows more." in page
     assert page.index("## Targets") < page.index("## Where marginal_cost loses") < page.index("## Each policy")
 

@@ -5,7 +5,7 @@ import random
 import pytest
 from warmfront.config import CostConfig
 from warmfront.policy.estimators import Continuation, Credit, Learned, Regret, Sequences
-from warmfront.policy.latency import DecodeModel, PrefillModel
+from warmfront.policy.latency import DecodeModel, PrefillModel, Scale
 from warmfront.types import Slot
 
 ALPHA, BETA = 60e-6, 1e-9
@@ -35,6 +35,26 @@ def test_prefill_seconds_are_learned_from_a_prior_that_is_twice_too_dear() -> No
 def test_a_slow_replica_is_told_from_a_fast_one_and_drawn_towards_the_pool() -> None:
     model = prefill_model([1.0, 2.5], 600)
     assert 1.8 < model.scale[1] / model.scale[0] <= 2.5
+
+
+def test_one_measurement_says_little_and_the_like_of_it_much() -> None:
+    scale = Scale()
+    scale.grow()
+    scale.add(Slot(0), 3.0, 1.0)
+    once = scale.factor[0]
+    for _ in range(9):
+        scale.add(Slot(0), 3.0, 1.0)
+    assert once < 1.2
+    assert scale.factor[0] > 1.7
+
+
+def test_measurements_that_vary_do_not_tell_a_replica_from_the_pool() -> None:
+    scale = Scale()
+    scale.grow()
+    for seconds in (0.4, 2.5, 0.5, 1.1, 2.0, 0.4):
+        scale.add(Slot(0), seconds, 1.0)
+    assert scale._measured[0] / scale._expected[0] > 1.05
+    assert scale.factor[0] == 1.0
 
 
 def test_an_engine_thirty_times_slower_than_the_prior_is_learned_too() -> None:

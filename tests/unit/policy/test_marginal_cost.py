@@ -7,7 +7,9 @@ import pytest
 from msgspec.structs import replace
 from support.routing import World, busy, replica
 from warmfront.config import CostConfig, PolicyConfig
-from warmfront.types import Finished, FirstToken
+from warmfront.policy.marginal_cost import MarginalCost
+from warmfront.policy.prices import chance_of_full
+from warmfront.types import Finished, FirstToken, Slot
 
 PREFIX = 77
 
@@ -288,6 +290,51 @@ def test_a_request_for_one_word_does_not_think_that_others_decode_one_word_too()
     short = world.costs(world.new(output_tokens_max=1))[0]
     usual = world.costs(world.new(output_tokens_max=None))[0]
     assert factor(short, "X") == pytest.approx(factor(usual, "X"))
+
+
+def test_what_decodes_now_slows_half_of_an_answer() -> None:
+    """It has ended by then, if answers are alike, and what comes after it comes to every replica."""
+    world = World(2)
+    learned = world.router._pools["m"].fleet.learned
+    learned.decode.per_request[:], learned.decode.per_token[:] = [1e-3, 1e-3], [0.0, 0.0]
+    world.load(0, 8, prompt_tokens=160)
+    world.load(1, 0, prompt_tokens=160)
+    costs = world.costs(world.new(output_tokens_max=None))
+    loaded, empty = (term(costs[slot], "decode") for slot in (0, 1))
+    worth = 2.0 / 0.1  # of a second between tokens, by the targets
+    assert loaded - empty == pytest.approx(worth * 0.5 * 8 * 1e-3)
+
+
+def test_the_guard_expects_of_the_tokens_what_the_engine_will_take_for_them() -> None:
+    """Not the half of it that a choice is answerable for."""
+    world = World(1)
+    learned = world.router._pools["m"].fleet.learned
+    learned.decode.per_request[:] = [1e-3]
+    world.load(0, 8, prompt_tokens=160)
+    fleet = world.router._pools["m"].fleet
+    expected_s = learned.decode.seconds(Slot(0), 8 + 1, fleet.context_tokens[0] + 1000)
+    dispatch = world.send(prompt_tokens=1000)
+    policy = world.router._decider._policies["m"].policy
+    assert isinstance(policy, MarginalCost)
+    assert policy.watch._bets[dispatch.id].token_s == pytest.approx(expected_s)
+
+
+def test_memory_holds_half_of_the_answers_that_are_being_given() -> None:
+    world = World(1)
+    world.load(0, 8, prompt_tokens=160)
+    world.index.in_use = {-1: (0, 0, 100_000)}  # type: ignore[dict-item]  # nobody's request
+    fleet = world.router._pools["m"].fleet
+    capacity = fleet.capacity_tokens[0]
+    assert capacity is not None
+    used = factor(world.costs(world.new(prompt_tokens=1000, output_tokens_max=100))[0], "u")
+    assert used == pytest.approx((100_000 + 0.5 * fleet.output_tokens[0] + 1000 + 100) / capacity, rel=0.02)
+
+
+def test_memory_is_likely_to_fill_where_few_large_requests_share_it() -> None:
+    assert chance_of_full(0.92, 0.9, 1000.0) == pytest.approx(0.039, abs=0.001)
+    assert chance_of_full(0.92, 0.9, 9.0) == pytest.approx(0.434, abs=0.001)
+    assert chance_of_full(0.97, 0.9, 9.0) == 0.5
+    assert [chance_of_full(used, 0.0, 1.0) for used in (0.9, 0.99)] == [0.0, 1.0]
 
 
 def test_prefill_is_charged_for_the_answers_that_it_stalls_and_little_for_those_of_other_replicas() -> None:
