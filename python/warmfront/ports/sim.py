@@ -184,7 +184,14 @@ class SimPort:
         id_ = RequestId(request.key)
         self._view.requests[id_] = request
         self.outcomes[id_] = Outcome(
-            request.key, request.group, self._now_s, request.prompt_tokens, request.output_tokens, attempts=0
+            request.key,
+            request.group,
+            self._now_s,
+            request.prompt_tokens,
+            request.output_tokens,
+            attempts=0,
+            flow=request.flow,
+            priority=request.priority,
         )
         self._fleet.arrive(
             request.key,

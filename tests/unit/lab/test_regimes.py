@@ -111,6 +111,14 @@ def test_extending_merges_tables_and_replaces_lists(tmp_path: Path) -> None:
             "parts[0].workload.kind: azure has arrival times of its own and cannot be a part",
         ),
         ("[slo]", "[slo", "(at line 12, column 5)"),
+        ("[slo]", '[[groups]]\nname = "a"\n[slo]', "groups[0].name: expected a name, and at least one of part, flow"),
+        ("[slo]", '[[groups]]\nname = "a"\nflow = "a"\n' * 2 + "[slo]", "groups: expected a name of its own for each"),
+        ("[slo]", '[[groups]]\nname = "a"\nflow = "a"\nttft_s = 0\n[slo]', "groups[0].ttft_s: expected more than 0"),
+        (
+            "[slo]",
+            '[[groups]]\nname = "a"\nflow = "a"\ncompared = ["itl_p99_s"]\n[slo]',
+            "groups[0].compared[0]: invalid enum value",
+        ),
     ],
 )
 def test_a_wrong_field_is_named_with_its_file(tmp_path: Path, old: str, new: str, message: str) -> None:
