@@ -126,6 +126,8 @@ class EngineLoad(Struct, frozen=True):
     kv_usage: float | None = None
     """Share of KV blocks in use by running requests, 0 to 1."""
     age_s: float | None = None
+    rtt_s: float | None = None
+    """The way to the server and back: the shortest of its recent answers to probes."""
 
 
 class EventSource(Struct, frozen=True):

@@ -155,6 +155,8 @@ pub struct EngineLoad {
     pub waiting: Option<f64>,
     pub kv_usage: Option<f64>,
     pub age_s: Option<f64>,
+    /// Seconds there and back, as the control process measures them.
+    pub rtt_s: Option<f64>,
 }
 
 /// Core → router: pools with slots, and what the core knows about their events.

@@ -176,6 +176,7 @@ def _replica(
             waiting=metrics.waiting if metrics else None,
             kv_usage=metrics.kv_usage if metrics else None,
             age_s=max(0.0, now_s - facts.scraped_s) if facts.scraped_s is not None else None,
+            rtt_s=facts.rtt_s,
         ),
         lacks=lacks,
         tls=tls_options(facts.server),

@@ -68,6 +68,10 @@ class EngineSpec(Struct, frozen=True, forbid_unknown_fields=True):
     disk_tokens: int = 0
     caching: bool = True
     """False: the engine reuses nothing, whatever its events say."""
+    uncached: tuple[float, float] | None = None
+    """Shares of the run's requests between which it reuses nothing, although it does before and after."""
+    rtt_s: float = 0.0
+    """The way from the router and back."""
     adapters: tuple[str, ...] = ()
     """Adapters it serves; requests for others of the fleet are not for it."""
     adapter_slots: int | None = None
@@ -97,6 +101,8 @@ class FleetSpec(Struct, frozen=True, forbid_unknown_fields=True):
     engines: tuple[EngineSpec, ...]
     block_size: int = 64
     events: EventSpec = EventSpec()
+    reports_cached: bool = True
+    """False: answers do not say how many tokens were cached, as vLLM's do not unless it is asked to."""
     scrape_s: float = 1.0
     """Interval of engine metrics."""
 

@@ -150,6 +150,8 @@ def _engine_rules(engine: EngineSpec) -> dict[str, bool]:
         "leaves_s": engine.leaves_s is None or engine.leaves_s > engine.joins_s,
         "crashes_s": engine.crashes_s is None or engine.crashes_s > engine.joins_s,
         "restart_s": engine.restart_s >= 0,
+        "uncached": engine.uncached is None or 0 <= engine.uncached[0] < engine.uncached[1] <= 1,
+        "rtt_s": engine.rtt_s >= 0,
     }
 
 
@@ -178,4 +180,6 @@ _EXPECTED = {
     "leaves_s": "expected later than joins_s",
     "crashes_s": "expected later than joins_s",
     "restart_s": _NATURAL,
+    "uncached": "expected two shares from 0 to 1, the first below the second",
+    "rtt_s": _NATURAL,
 }

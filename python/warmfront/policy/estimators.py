@@ -332,7 +332,15 @@ class Learned:
         return (requests + 1.0 - limit) * self.residence_s[slot] / limit
 
     def dispatched(
-        self, slot: Slot, now_s: float, *, new_tokens: float, alone: bool, usable: bool, step_s: float = 0.0
+        self,
+        slot: Slot,
+        now_s: float,
+        *,
+        new_tokens: float,
+        alone: bool,
+        usable: bool,
+        step_s: float = 0.0,
+        net_s: float = 0.0,
     ) -> None:
         """Note the start of a prefill; `alone` when nothing else is pending there.
 
@@ -343,10 +351,11 @@ class Learned:
             alone: This opens a busy period.
             usable: First tokens of this request will be seen and memory does not delay it.
             step_s: What a step takes there now: half of one passes, on average, before a prefill begins.
+            net_s: The way there and back, which is no part of the prefill.
         """
         self.new_tokens += 0.02 * (new_tokens - self.new_tokens)
         if alone:
-            self._busy[slot] = BusyPeriod(now_s, now_s, decode_s=0.5 * step_s)
+            self._busy[slot] = BusyPeriod(now_s + net_s, now_s, decode_s=0.5 * step_s)
         busy = self._busy[slot]
         if busy is not None and not usable:
             busy.usable = False

@@ -171,7 +171,7 @@ class Evaluation:
         arrivals_mean, busy_mean, own_decay = self.arrivals_mean, self.busy_mean, self.own_decay
         held_s = fleet.held_s
         arrival_weight, busy_max, weight = self.arrival_weight, config.utilisation_max, self.decode_weight
-        pending_s, busy_since_s = fleet.pending_s, fleet.busy_since_s
+        pending_s, busy_since_s, ways_s = fleet.pending_s, fleet.busy_since_s, fleet.net_s
         steps_s, steps_token_s = fleet.next_step_s, fleet.next_step_token_s
         weighed, arrivals, work_s, admissions_s = fleet.weight, fleet.arrivals, fleet.work_s, fleet.admission_s
         capacity, outputs, foreign, kv_usage = fleet.capacity_tokens, fleet.output_tokens, fleet.foreign, fleet.kv_usage
@@ -265,7 +265,8 @@ class Evaluation:
             waiting = compute_wait if compute_wait > memory_wait else memory_wait
             later = future * mean_cost_s[slot]
             reuse = (cold_prefill - paid_prefill) * price
-            trusting = waiting + prefill + eviction + decode + memory + later
+            net = ways_s[slot]
+            trusting = waiting + prefill + eviction + decode + memory + later + net
             found.append(
                 Costs(
                     trusting + doubt * reuse,
@@ -277,6 +278,7 @@ class Evaluation:
                     decode,
                     memory,
                     later,
+                    net,
                     doubt * reuse,
                     trusting + reuse,
                     new,

@@ -52,6 +52,7 @@ class Costs(Struct, frozen=True, gc=False):
     decode_s: float
     memory_s: float
     future_s: float
+    net_s: float
     withheld_s: float
     blind_s: float
     new_tokens: float
@@ -66,6 +67,11 @@ class Costs(Struct, frozen=True, gc=False):
     later_turns: float
     adapter_load_s: float
     weight: float
+
+    @property
+    def first_token_s(self) -> float:
+        """Expected time to the first token."""
+        return self.waiting_s + self.own_prefill_s + self.net_s
 
     @property
     def trusting_s(self) -> float:
@@ -104,6 +110,7 @@ TERMS = (
     ("decode", "T", "decode_s"),
     ("memory", "mem", "memory_s"),
     ("future turns", "F", "future_s"),
+    ("way there and back", "net", "net_s"),
     ("withheld by the guard", "(1 − c)·(p₀ − p̃)·X", "withheld_s"),
 )
 """Name, symbol and field of what is added up."""

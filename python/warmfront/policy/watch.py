@@ -86,7 +86,7 @@ class Watch:
             self._by_rival,
             cost_s,
             alternative_s,
-            first.waiting_s,
+            first.waiting_s + first.net_s,
             first.own_prefill_s,
             first.price,
             fleet.next_step_s[slot] + learned.decode.per_token[slot] * request.prompt_tokens,

@@ -97,6 +97,8 @@ class ReplicaReport(Struct, frozen=True):
     engine_running: float | None
     engine_waiting: float | None
     engine_kv_usage: float | None
+    net_s: float
+    """net."""
     prefill_scale: float
     decode_base_s: float
     decode_request_s: float
@@ -281,6 +283,7 @@ def _replica_report(pool: Pool, slot: Slot) -> ReplicaReport:
         engine_running=replica.load.running,
         engine_waiting=replica.load.waiting,
         engine_kv_usage=replica.load.kv_usage,
+        net_s=fleet.net_s[slot],
         prefill_scale=learned.prefill.scale[slot],
         decode_base_s=learned.decode.base[slot],
         decode_request_s=learned.decode.per_request[slot],

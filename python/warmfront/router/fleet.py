@@ -25,6 +25,9 @@ from warmfront.types import Choice, EngineLoad, Finished, Overlap, PoolState, Re
 
 REPORT_S_MAX = 5.0
 """Older reports of engines say nothing of the present."""
+NET_S_MIN = 0.002
+"""Shorter ways there and back count as none: they are those of one site, and what is measured of them is mostly the
+server's own pauses, which must not tell equal replicas apart."""
 SCRAPE_JITTER_S = 0.05
 """Two ages of one scrape, told at different times, agree within this."""
 MEMORY_DELAYS = 0.9
@@ -213,6 +216,8 @@ class Pool:
         fleet.block_size[slot] = replica.block_size or state.events.block_size
         fleet.capacity_tokens[slot] = replica.capacity_tokens
         fleet.kv_usage[slot] = replica.load.kv_usage
+        rtt_s = replica.load.rtt_s or 0.0
+        fleet.net_s[slot] = rtt_s if rtt_s >= NET_S_MIN else 0.0
         self.replicas[slot] = state
         if self._is_new_report(slot, replica.load):
             self.scraped.add(slot)
@@ -263,6 +268,7 @@ class Pool:
         fleet.block_size[slot] = fleet.capacity_tokens[slot] = fleet.kv_usage[slot] = None
         fleet.in_flight[slot] = fleet.pending[slot] = fleet.pending_tokens[slot] = fleet.last_used[slot] = 0
         for column in (
+            fleet.net_s,
             fleet.foreign,
             fleet.requests,
             fleet.weight,
@@ -295,7 +301,7 @@ class Pool:
         fleet.kv_usage.append(None)
         for counts in (fleet.in_flight, fleet.pending, fleet.pending_tokens, fleet.last_used):
             counts.append(0)
-        for sums in (fleet.foreign, fleet.pending_s, fleet.context_tokens, fleet.output_tokens):
+        for sums in (fleet.net_s, fleet.foreign, fleet.pending_s, fleet.context_tokens, fleet.output_tokens):
             sums.append(0.0)
         for rates in (
             fleet.arrivals,
@@ -413,7 +419,15 @@ class Pool:
             fleet.busy_since_s[slot] = now_s
         usable = request.stream and not self._crowded(slot)
         step_s = self._step_s(slot) if alone else 0.0
-        learned.dispatched(slot, now_s, new_tokens=new_tokens, alone=alone, usable=usable, step_s=step_s)
+        learned.dispatched(
+            slot,
+            now_s,
+            new_tokens=new_tokens,
+            alone=alone,
+            usable=usable,
+            step_s=step_s,
+            net_s=fleet.net_s[slot],
+        )
         if request.adapter is not None:
             fleet.adapters.used(slot, request.adapter, now_s)
         self.health.sent(slot, request, now_s)

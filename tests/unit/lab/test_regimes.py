@@ -81,6 +81,8 @@ def test_extending_merges_tables_and_replaces_lists(tmp_path: Path) -> None:
         ("count = 2", "count = 0", "fleet.engines[0].count: expected at least 1"),
         ("count = 2", "cuont = 2", "fleet.engines[0]: object contains unknown field `cuont`"),
         ("count = 2", "leaves_s = 0.0", "fleet.engines[0].leaves_s: expected later than joins_s"),
+        ("count = 2", "count = 2, rtt_s = -1", "fleet.engines[0].rtt_s: expected 0 or more"),
+        ("count = 2", "count = 2, uncached = [0.5, 0.5]", "fleet.engines[0].uncached: expected two shares"),
         ("[slo]", "[fleet.events]\nloss = 1.5\n[slo]", "fleet.events.loss: expected a share from 0 to 1"),
         ('kind = "unique"', 'kind = "uniqeu"', "workload.kind: expected one of adapters, agent"),
         ('kind = "unique"', 'kind = "unique"\nprompt = -1', "workload.prompt: expected `float` >= 0.0"),
