@@ -133,6 +133,22 @@ def test_a_longer_way_costs_exactly_what_it_takes_longer(draw: st.DataObject) ->
         assert new.first_token_s - old.first_token_s == pytest.approx(longer_s if new.slot == slot else 0.0)
 
 
+@seeded
+@given(draw=st.data())
+def test_dearer_loads_make_nothing_cheaper_and_are_told(draw: st.DataObject) -> None:
+    world = random_world(draw)
+    asked = random_request(draw, world)
+    loads = world.router._pools["m"].fleet.learned.loads
+    _, before = evaluated(world, asked)
+    loads.costs = [cost * draw.draw(st.floats(1.0, 80.0)) for cost in loads.costs]
+    _, after = evaluated(world, asked)
+    held = padded(world.index.overlap(asked), SLOTS)
+    for old, new in zip(before, after, strict=True):
+        assert new.own_prefill_s >= old.own_prefill_s - 1e-12
+        tokens = held.host[new.slot] - held.device[new.slot]
+        assert new.tier_load_s == pytest.approx(tokens * loads.host_s)
+
+
 def copies_after(rate: float, *, seconds: float = 15.0) -> int:
     """Send one prefix at a steady rate to eight replicas and count those that hold it."""
     world = World(8)

@@ -65,6 +65,7 @@ class Costs(Struct, frozen=True, gc=False):
     memory_used: float
     copies_gain: float
     later_turns: float
+    tier_load_s: float
     adapter_load_s: float
     weight: float
 
@@ -126,6 +127,7 @@ FACTORS = (
     ("share of KV memory in use", "u", "1", "memory_used"),
     ("requests that pay a new copy back", "N", "requests", "copies_gain"),
     ("later turns", "N_T", "requests", "later_turns"),
+    ("loading from slower tiers", "ℓ·e", "s", "tier_load_s"),
     ("adapter load", "ℓ_a", "s", "adapter_load_s"),
     ("weight of this request's priority", "w", "1", "weight"),
     ("cost by load alone", "C₀", "s", "blind_s"),

@@ -116,6 +116,12 @@ class LearnedReport(Struct, frozen=True):
     prefill_pair_s: float
     """β."""
     prefill_samples: int
+    host_load_s: float
+    """ℓ: seconds a token."""
+    disk_load_s: float
+    adapter_load_s: float
+    """ℓ_a."""
+    load_samples: int
     decode_samples: int
     output_tokens: float
     """ô."""
@@ -249,6 +255,10 @@ def learned_report(learned: Learned) -> LearnedReport:
         prefill_token_s=learned.prefill.alpha,
         prefill_pair_s=learned.prefill.beta,
         prefill_samples=learned.prefill.samples,
+        host_load_s=learned.loads.host_s,
+        disk_load_s=learned.loads.disk_s,
+        adapter_load_s=learned.loads.adapter_s,
+        load_samples=learned.loads.samples,
         decode_samples=learned.decode.samples,
         output_tokens=learned.output_tokens,
         new_tokens=learned.new_tokens,

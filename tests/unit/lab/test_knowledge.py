@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from support.lab import Chats, Given, regime
 from warmfront.clock import MonotonicClock
-from warmfront.config import PolicyConfig, RouterConfig
+from warmfront.config import CostConfig, PolicyConfig, RouterConfig
 from warmfront.lab.fleet import open_fleet
 from warmfront.lab.model import EngineSpec, EventSpec, RunResult, Segment, SimRequest
 from warmfront.lab.run import run_source
@@ -191,3 +191,20 @@ def test_where_answers_do_not_say_what_was_cached_the_lab_knows_and_the_router_d
             result = run_source(told, Given(ask(0, 0.0, (1, 640)), ask(1, 5.0, (1, 640), (2, 64))), "session", 1.0, 0)
         assert [each.cached_tokens for each in result.outcomes] == [0, 640]
     assert seen == [0, 640, None, None]
+
+
+def learned_host_load_s(prior_s: float, *, host_token_s: float) -> float:
+    """Ask about more documents than the device holds, and tell what the pool learned of its host tier."""
+    engine = EngineSpec(H100, count=1, kv_tokens=40_000, host_tokens=400_000, host_token_s=host_token_s)
+    spec, agenda = regime(engine).fleet, Agenda()
+    fleet, stages = open_fleet(spec, agenda, seed=5), Stages(MonotonicClock())
+    router = Router(RouterConfig(policy=PolicyConfig(cost=CostConfig(host_load_s=prior_s))), SimIndex(fleet, stages))
+    view = SimView(fleet, agenda, block_size=spec.block_size)
+    asked = [ask(key, 2.0 * key, (1 + key % 12, 8000), (100 + key, 200)) for key in range(120)]
+    SimPort(fleet, router, Given(*asked), agenda=agenda, view=view, stages=stages).run()
+    return router._pools["lab"].fleet.learned.loads.host_s
+
+
+@pytest.mark.parametrize("factor", [0.25, 4.0])
+def test_what_the_host_tier_costs_is_learned_from_first_tokens(factor: float) -> None:
+    assert learned_host_load_s(2e-5 * factor, host_token_s=2e-5) == pytest.approx(2e-5, rel=0.25)
