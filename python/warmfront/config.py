@@ -448,11 +448,12 @@ class CostConfig(Struct, frozen=True, forbid_unknown_fields=True):
     future_turns_max: Annotated[float, Meta(ge=0)] = 60.0
     """Cap of N_T, the later turns that a conversation is expected to have."""
     host_load_s: Annotated[float, Meta(ge=0)] = 5e-6
-    """Seconds to load one token's KV from host memory: about 100 kB at 20 GB/s."""
+    """Seconds to load one token's KV from host memory, before anything was measured: 100 kB at 20 GB/s. 0: always 0."""
     disk_load_s: Annotated[float, Meta(ge=0)] = 40e-6
-    """The same from local disk: about 100 kB at 2.5 GB/s."""
+    """The same from disk: 100 kB at 2.5 GB/s."""
     adapter_load_s: Annotated[float, Meta(ge=0)] = 0.05
-    """Seconds to load an adapter that a replica has not in its memory: about 100 MB from host memory, with stalls."""
+    """Seconds to load an adapter that a replica has not in its memory, before anything was measured: about 100 MB from
+    host memory, with stalls. 0: always 0."""
     adapters_resident_max: Annotated[int, Meta(ge=1)] = 8
     """Adapters a replica keeps loaded (`--max-loras`, or `--max-cpu-loras` where that is larger)."""
     fleet_mix: Annotated[float, Meta(ge=0, le=1)] = 0.5

@@ -128,6 +128,8 @@ class EngineLoad(Struct, frozen=True):
     age_s: float | None = None
     worked_tokens: float | None = None
     """Tokens of prompts and answers since its start: while it works, they move."""
+    rtt_s: float | None = None
+    """The way to the server and back: the shortest of its recent answers to probes."""
 
 
 class EventSource(Struct, frozen=True):

@@ -50,7 +50,7 @@ def test_the_wait_accepted_for_affinity_is_bounded_by_recomputations(draw: st.Da
     for other in costs:
         recomputed_s = PRICE_MAX * other.paid_prefill_s + other.eviction_s
         differences_s = sum(
-            getattr(other, term) - getattr(chosen, term) for term in ("decode_s", "memory_s", "future_s")
+            getattr(other, term) - getattr(chosen, term) for term in ("decode_s", "memory_s", "future_s", "net_s")
         )
         assert chosen.waiting_s <= other.waiting_s + recomputed_s + differences_s + TIE_S
 
@@ -115,6 +115,38 @@ def test_a_slower_replica_is_never_cheaper(draw: st.DataObject) -> None:
     world.router._pools["m"].fleet.learned.prefill.scale[slot] *= draw.draw(st.floats(1.0, 5.0))
     _, after = evaluated(world, asked)
     assert after[slot].total_s >= before[slot].total_s - 1e-9
+
+
+@seeded
+@given(draw=st.data())
+def test_a_longer_way_costs_exactly_what_it_takes_longer(draw: st.DataObject) -> None:
+    world = random_world(draw)
+    asked = random_request(draw, world)
+    slot = Slot(draw.draw(st.integers(0, SLOTS - 1)))
+    _, before = evaluated(world, asked)
+    ways_s = world.router._pools["m"].fleet.net_s
+    longer_s = draw.draw(st.floats(0.0, 2.0))
+    ways_s[slot] += longer_s
+    _, after = evaluated(world, asked)
+    for old, new in zip(before, after, strict=True):
+        assert new.total_s - old.total_s == pytest.approx(longer_s if new.slot == slot else 0.0)
+        assert new.first_token_s - old.first_token_s == pytest.approx(longer_s if new.slot == slot else 0.0)
+
+
+@seeded
+@given(draw=st.data())
+def test_dearer_loads_make_nothing_cheaper_and_are_told(draw: st.DataObject) -> None:
+    world = random_world(draw)
+    asked = random_request(draw, world)
+    loads = world.router._pools["m"].fleet.learned.loads
+    _, before = evaluated(world, asked)
+    loads.costs = [cost * draw.draw(st.floats(1.0, 80.0)) for cost in loads.costs]
+    _, after = evaluated(world, asked)
+    held = padded(world.index.overlap(asked), SLOTS)
+    for old, new in zip(before, after, strict=True):
+        assert new.own_prefill_s >= old.own_prefill_s - 1e-12
+        tokens = held.host[new.slot] - held.device[new.slot]
+        assert new.tier_load_s == pytest.approx(tokens * loads.host_s)
 
 
 def copies_after(rate: float, *, seconds: float = 15.0) -> int:

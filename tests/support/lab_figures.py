@@ -8,8 +8,8 @@ from typing import Any
 
 from msgspec.structs import replace
 from warmfront.errors import ConfigError
-from warmfront.lab.measures import Measures
-from warmfront.lab.model import EngineSpec, FleetSpec, Outcome, Regime, RunResult, Slo
+from warmfront.lab.measures import Figures, Measures
+from warmfront.lab.model import EngineSpec, FleetSpec, Group, Outcome, Regime, RunResult, Slo
 from warmfront.lab.results import Cell, Results, Search
 from warmfront.lab.workers import Report
 
@@ -115,6 +115,29 @@ def three_policies() -> Results:
             Search("chat", "slow", 0.0, ((8.0, False),)),
         ),
     )
+
+
+def part_of(measures: Measures, **changed: Any) -> Figures:
+    """Figures of a group, like those of all requests but for what is given."""
+    fields = {name: getattr(measures, name) for name in Figures.__struct_fields__}
+    return Figures(**{**fields, **changed})
+
+
+def two_classes() -> Results:
+    """The default serves people first, so that the batch, which is compared by goodput alone, and all requests wait."""
+    serving = replace(
+        regime("serving", loads=(4.0,)),
+        groups=(Group(name="people", priority=0), Group(name="batch", priority=10, ttft_s=60.0, compared=("goodput",))),
+    )
+
+    def cell(policy: str, all_s: float, people_s: float, batch_s: float, batch_goodput: float) -> Cell:
+        groups = {
+            "people": part_of(GOOD, ttft_p99_s=people_s),
+            "batch": part_of(GOOD, ttft_p99_s=batch_s, goodput=batch_goodput),
+        }
+        return Cell("serving", policy, 4.0, figures(ttft_p99_s=all_s, groups=groups))
+
+    return results(cell("marginal_cost", 8.0, 0.2, 9.0, 8.0), cell("peer", 1.0, 0.4, 1.0, 10.0), regimes=(serving,))
 
 
 def is_running(pid: int) -> bool:

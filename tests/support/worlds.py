@@ -21,7 +21,8 @@ def random_world(draw: st.DataObject) -> World:
         running = draw.draw(st.sampled_from([None, 0.0, 12.0]))
         events = draw.draw(st.sampled_from(["live", "stale"]))
         state = replica(slot, capacity_tokens=capacity, block_size=block_size, events=events)
-        states.append(replace(state, replica=replace(state.replica, load=EngineLoad(running=running, kv_usage=0.5))))
+        load = EngineLoad(running=running, kv_usage=0.5, rtt_s=draw.draw(st.sampled_from([None, 0.001, 0.08])))
+        states.append(replace(state, replica=replace(state.replica, load=load)))
     world.set_fleet(states)
     learned = world.router._pools["m"].fleet.learned
     for slot in range(SLOTS):

@@ -160,6 +160,8 @@ pub struct EngineLoad {
     pub age_s: Option<f64>,
     /// Tokens of prompts and answers since its start: while it works, they move.
     pub worked_tokens: Option<f64>,
+    /// Seconds there and back, as the control process measures them.
+    pub rtt_s: Option<f64>,
 }
 
 /// Core → router: pools with slots, and what the core knows about their events.

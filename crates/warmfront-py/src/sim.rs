@@ -197,9 +197,14 @@ impl SimFleet {
     }
 
     /// Adds a replica whose process does not run yet; returns its slot. Raises `ConfigError`.
-    #[pyo3(signature = (config, *, caching=true, lacks=Vec::new()))]
-    fn join(&self, config: &[u8], caching: bool, lacks: Vec<String>) -> PyResult<u32> {
-        self.fleet.lock().join(read_config(config)?, caching, lacks).map_err(|error| bad_config(&error))
+    #[pyo3(signature = (config, *, caching=true, lacks=Vec::new(), rtt_s=0.0))]
+    fn join(&self, config: &[u8], caching: bool, lacks: Vec<String>, rtt_s: f64) -> PyResult<u32> {
+        self.fleet.lock().join(read_config(config)?, caching, lacks, rtt_s).map_err(|error| bad_config(&error))
+    }
+
+    /// Whether a replica reuses what it holds, from the next request on; its KV events stay as they are.
+    fn set_caching(&self, slot: u32, caching: bool) {
+        self.fleet.lock().set_caching(slot, caching);
     }
 
     fn start(&self, slot: u32) {

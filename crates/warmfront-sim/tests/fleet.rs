@@ -35,7 +35,7 @@ fn fleet(configs: &[EngineConfig]) -> Fleet {
         adapters: vec![],
     });
     for config in configs {
-        let slot = fleet.join(config.clone(), true, vec![]).unwrap();
+        let slot = fleet.join(config.clone(), true, vec![], 0.0).unwrap();
         fleet.start(slot);
     }
     fleet.probe();
@@ -209,4 +209,67 @@ fn what_an_evicted_block_becomes_is_told_by_tier() {
     let events = fleet.take_events();
     let Event::Finished { usage: Some(usage), .. } = &events[1] else { panic!("{events:?}") };
     assert_eq!(usage.cached_tokens, Some(288));
+}
+
+/// A fleet of one that is 0.6 s away, there and back.
+fn far_fleet() -> Fleet {
+    let mut fleet = fleet(&[]);
+    let slot = fleet.join(config(33), true, vec![], 0.6).unwrap();
+    fleet.start(slot);
+    fleet.probe();
+    fleet.take_events();
+    fleet
+}
+
+#[test]
+fn a_far_replica_gets_requests_late_and_its_words_are_heard_late() {
+    let mut fleet = far_fleet();
+    arrive(&mut fleet, 7, &[(1, 100)], 5);
+    send(&mut fleet, 7, 0);
+    assert!(near(fleet.advance(100.0), 0.3 + 2.0 + 0.3));
+    let events = fleet.take_events();
+    let [Event::FirstToken { id: 7, time_s, .. }] = events[..] else { panic!("{events:?}") };
+    assert!(near(time_s, 2.6));
+    assert_eq!(fleet.overlap(7).unwrap().active, [96], "it has not ended for the router");
+    assert!(near(fleet.advance(100.0), 6.6));
+    assert!(matches!(fleet.take_events()[..], [Event::Finished { id: 7, chunks: 4, .. }]));
+    assert!(near(fleet.busy_s()[0], 6.0), "the engine computes as a near one does");
+    assert_eq!(fleet.gaps().iter().map(|(_, count)| count).sum::<u64>(), 4);
+}
+
+#[test]
+fn what_is_under_way_when_a_far_replica_dies_is_lost() {
+    let mut fleet = far_fleet();
+    for (id, output_tokens) in [(1, 1), (2, 5)] {
+        arrive(&mut fleet, id, &[(id, 50)], output_tokens);
+        send(&mut fleet, id, 0);
+    }
+    assert!(near(fleet.advance(2.4), 2.4), "request 1 has ended, and nobody knows");
+    arrive(&mut fleet, 3, &[(3, 50)], 1);
+    send(&mut fleet, 3, 0);
+    fleet.crash(0);
+    fleet.start(0);
+    let failed: Vec<RequestId> =
+        fleet.take_events().iter().map(|event| if let Event::Failed { id, .. } = event { *id } else { 0 }).collect();
+    assert_eq!(failed, [1, 2, 3]);
+    assert!(near(fleet.advance(100.0), 100.0));
+    assert!(fleet.take_events().is_empty());
+}
+
+#[test]
+fn a_replica_that_stops_reusing_goes_on_publishing_and_may_begin_again() {
+    let mut fleet = fleet(&[config(33)]);
+    let mut cached = Vec::new();
+    for (id, caching) in [(1, true), (2, false), (3, true)] {
+        fleet.set_caching(0, caching);
+        arrive(&mut fleet, id, &[(1, 64), (id + 1, 10)], 1);
+        let held = fleet.overlap(id).unwrap().device[0];
+        send(&mut fleet, id, 0);
+        fleet.advance(fleet.now_s() + 50.0);
+        let events = fleet.take_events();
+        let Event::Finished { usage: Some(usage), .. } = &events[1] else { panic!("{events:?}") };
+        cached.push((held, usage.cached_tokens.unwrap()));
+        fleet.advance(fleet.now_s() + 50.0);
+    }
+    assert_eq!(cached, [(0, 0), (64, 0), (64, 64)]);
 }

@@ -27,6 +27,8 @@ class Answer(Struct, frozen=True):
     error: str | None = None
     is_refused: bool = False
     """Nobody listens at the address: the process is not there."""
+    took_s: float | None = None
+    """From the question to the head of the answer; `None`: none came."""
 
     @property
     def is_ok(self) -> bool:
@@ -91,6 +93,17 @@ class ServerFacts(Struct, frozen=True):
     metrics: EngineMetrics | None = None
     scraped_s: float | None = None
     """Time of `metrics` on our clock."""
+    took_s: tuple[float, ...] = ()
+    """Quickest answer of each of the last rounds that had one, the newest last."""
+
+    @property
+    def rtt_s(self) -> float | None:
+        """The way there and back; `None`: never measured.
+
+        The least of several: an answer is late for many reasons, a connection that had to be opened among them, and
+        early for none.
+        """
+        return min(self.took_s, default=None)
 
     @property
     def ranks(self) -> list[int]:

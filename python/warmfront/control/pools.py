@@ -177,6 +177,7 @@ def _replica(
             kv_usage=metrics.kv_usage if metrics else None,
             age_s=max(0.0, now_s - facts.scraped_s) if facts.scraped_s is not None else None,
             worked_tokens=metrics.worked_tokens if metrics else None,
+            rtt_s=facts.rtt_s,
         ),
         lacks=lacks,
         tls=tls_options(facts.server),

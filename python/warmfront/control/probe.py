@@ -45,6 +45,9 @@ MODELS_MAX = 4096
 SUGGESTED_EVENTS = '{"enable_kv_cache_events": true, "replay_endpoint": "tcp://*:6557"}'
 """Value of vLLM's `--kv-events-config`; the replay port leaves room for ranks behind the event port."""
 
+ROUNDS_TIMED = 16
+"""Rounds whose quickest answers are kept: a way that became longer is noticed after so many."""
+
 JITTER = 0.1
 """Share by which the pause between rounds varies, so that servers are not all asked at the same moment."""
 
@@ -146,10 +149,13 @@ class ServerProbe:
         timeout = aiohttp.ClientTimeout(total=self._config.probe_timeout_s)
         try:
             tls = self.access.tls()
+            asked_s = self._clock.now_s()
             async with self._http.get(
                 server.url + path, headers=self.facts.headers, timeout=timeout, ssl=tls
             ) as response:
-                return Answer(status=response.status, body=await read_body(response, bytes_max=ANSWER_BYTES_MAX))
+                took_s = self._clock.now_s() - asked_s
+                body = await read_body(response, bytes_max=ANSWER_BYTES_MAX)
+                return Answer(status=response.status, body=body, took_s=took_s)
         except TimeoutError:
             return Answer(error=f"no answer to {path} within {self._config.probe_timeout_s:g} s")
         except (aiohttp.ClientSSLError, ConfigError) as error:
@@ -210,8 +216,15 @@ def advance(before: ServerFacts, answers: Round, *, unready_after: int, now_s: f
         cards=cards,
         metrics=metrics or before.metrics,
         scraped_s=now_s if metrics else before.scraped_s,
+        took_s=(*before.took_s, *_quickest(answers))[-ROUNDS_TIMED:],
     )
     return _with_sources(after, answers, is_same_process=after.incarnation == before.incarnation)
+
+
+def _quickest(answers: Round) -> list[float]:
+    """Return the least time of an answer, if there is one."""
+    given = [answer for answer in (answers.health, answers.models, answers.version, answers.sources) if answer]
+    return sorted(answer.took_s for answer in given if answer.took_s is not None)[:1]
 
 
 def _failure(answers: Round) -> str | None:

@@ -50,6 +50,8 @@ FIXED = (
     "router.policy.cost.regret_prior_evictions",
     "router.policy.cost.copy_horizon_s",
     "router.policy.cost.future_turns_max",
+    "router.policy.cost.host_load_s",
+    "router.policy.cost.disk_load_s",
     "router.policy.cost.adapter_load_s",
     "router.policy.cost.adapters_resident_max",
     "router.policy.cost.prefill_prior_s",

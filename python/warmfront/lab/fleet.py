@@ -1,8 +1,8 @@
 """From what a regime says of a fleet to engines on virtual time.
 
-Each replica's life (joining, starting, leaving, crashing, coming back) is entered into the agenda of the run. What is
-easy to get wrong: a process that has started is chosen no earlier than the next scrape, because only a scrape tells the
-router.
+Each replica's life (joining, starting, leaving, crashing, coming back) is entered into the agenda of the run, by
+time or by the number of requests that have come. What is easy to get wrong: a process that has started is chosen no
+earlier than the next scrape, because only a scrape tells the router.
 """
 
 from __future__ import annotations
@@ -19,8 +19,14 @@ from warmfront.sim.engine import EngineConfig
 from warmfront.sim.latency import preset
 
 
-def open_fleet(spec: FleetSpec, agenda: Agenda, *, seed: int) -> core.SimFleet:
+def open_fleet(spec: FleetSpec, agenda: Agenda, *, seed: int, requests: int = 0) -> core.SimFleet:
     """Build the fleet at time zero, and enter what will happen to it into the agenda.
+
+    Args:
+        spec: What there is.
+        agenda: Of the run.
+        seed: Of lost events.
+        requests: Of the whole run, for what happens at a share of them.
 
     Raises:
         ConfigError: A preset is not known.
@@ -42,7 +48,7 @@ def open_fleet(spec: FleetSpec, agenda: Agenda, *, seed: int) -> core.SimFleet:
         config = msgspec.json.encode(engine_config(engine, block_size=spec.block_size))
         lacks = [name for name in names if name not in engine.adapters]
         for _ in range(engine.count):
-            _Replica(fleet, agenda, engine, config, lacks).enter()
+            _Replica(fleet, agenda, engine, config, lacks, requests).enter()
     agenda.every(spec.scrape_s, fleet.probe, first_s=0.0)
     return fleet
 
@@ -78,6 +84,7 @@ class _Replica:
     spec: EngineSpec
     config: bytes
     lacks: list[str]
+    requests: int
 
     def enter(self) -> None:
         """Join now or later."""
@@ -88,12 +95,16 @@ class _Replica:
 
     def _join(self) -> None:
         spec, fleet = self.spec, self.fleet
-        slot = fleet.join(self.config, caching=spec.caching, lacks=self.lacks)
+        slot = fleet.join(self.config, caching=spec.caching, lacks=self.lacks, rtt_s=spec.rtt_s)
         if spec.startup_s > 0:
             fleet.probe()
             self.agenda.add(spec.joins_s + spec.startup_s, lambda: fleet.start(slot))
         else:
             fleet.start(slot)
+        if spec.uncached is not None:
+            begin, end = (round(share * self.requests) for share in spec.uncached)
+            self.agenda.add_after(begin, lambda: fleet.set_caching(slot, False))
+            self.agenda.add_after(end, lambda: fleet.set_caching(slot, spec.caching))
         if spec.leaves_s is not None:
             self.agenda.add(spec.leaves_s, lambda: self._leave(slot))
         if spec.crashes_s is not None:

@@ -15,14 +15,15 @@ from msgspec import Struct
 from warmfront.config import PolicyConfig
 from warmfront.lab import plots, ranking, table
 from warmfront.lab.model import Regime
-from warmfront.lab.ranking import Comparison, Standing
-from warmfront.lab.results import WITHIN, Metric, Results
+from warmfront.lab.ranking import Comparison, Part, Standing
+from warmfront.lab.regimes_page import group_in_words
+from warmfront.lab.results import TPOT_P99, WITHIN, Metric, Results
 
 TEMPLATE = "report.html"
 MORE = (
     Metric("itl_p50_s", "ITL p50", "ms"),
     Metric("tpot_p50_s", "TPOT p50", "ms"),
-    Metric("tpot_p99_s", "TPOT p99", "ms"),
+    TPOT_P99,
     Metric("throughput", "throughput", "1/s", is_higher_better=True),
     Metric("busy", "busy", "%"),
     Metric("preemptions", "pre-emptions", "count"),
@@ -30,19 +31,29 @@ MORE = (
 """Columns for which a terminal has no room."""
 
 
+class PartTable(Struct, frozen=True):
+    """All requests of one regime at one load, or one group of them."""
+
+    part: Part
+    verdict: str
+    standings: list[Standing]
+    shown: list[Metric]
+    """Beside those that are compared."""
+
+
 class Place(Struct, frozen=True):
     """One regime at one load."""
 
     load: float
-    verdict: str
-    standings: list[Standing]
-    compared: list[Comparison]
+    tables: list[PartTable]
 
 
 class Section(Struct, frozen=True):
     """One regime."""
 
     regime: Regime
+    groups: str
+    """In words; empty: none."""
     plots: list[Markup]
     places: list[Place]
     definition: str
@@ -61,8 +72,7 @@ def render(results: Results) -> str:
         lines=looks,
         sections=[_section(results, regime, compared, looks) for regime in results.regimes],
         highest=ranking.highest_loads(results),
-        standings=ranking.standings(compared),
-        shown=(*table.SHOWN, *MORE),
+        standings=ranking.standings(ranking.judged(compared)),
         shown_score=ranking.shown_score,
         within=WITHIN,
     )
@@ -71,15 +81,21 @@ def render(results: Results) -> str:
 def _section(results: Results, regime: Regime, compared: list[Comparison], looks: list[plots.Line]) -> Section:
     return Section(
         regime=regime,
+        groups="; ".join(group_in_words(group, regime.slo) for group in regime.groups),
         plots=[Markup(plots.plot(curve, results, regime.name, looks)) for curve in plots.CURVES],
-        places=[_place(regime.name, load, compared) for name, load in results.places() if name == regime.name],
+        places=[
+            Place(load, [_table(part) for part in ranking.parts(results, name, load, compared)])
+            for name, load in results.places()
+            if name == regime.name
+        ],
         definition=_json(regime),
     )
 
 
-def _place(regime: str, load: float, compared: list[Comparison]) -> Place:
-    here = [comparison for comparison in compared if (comparison.regime, comparison.load) == (regime, load)]
-    return Place(load, "; ".join(table.verdicts(here)), ranking.standings(here), here)
+def _table(part: Part) -> PartTable:
+    fields = {comparison.metric for comparison in part.compared}
+    shown = [metric for metric in table.shown_in(part, (*table.SHOWN, *MORE)) if metric.title not in fields]
+    return PartTable(part, "; ".join(table.verdicts(part.compared)), ranking.standings(part.compared), shown)
 
 
 def _json(value: object) -> str:

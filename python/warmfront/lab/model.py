@@ -7,7 +7,7 @@ token ids; the simulator derives chained block hashes from them. Times are virtu
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Protocol
+from typing import Literal, Protocol
 
 from msgspec import Struct
 
@@ -68,6 +68,10 @@ class EngineSpec(Struct, frozen=True, forbid_unknown_fields=True):
     disk_tokens: int = 0
     caching: bool = True
     """False: the engine reuses nothing, whatever its events say."""
+    uncached: tuple[float, float] | None = None
+    """Shares of the run's requests between which it reuses nothing, although it does before and after."""
+    rtt_s: float = 0.0
+    """The way from the router and back."""
     adapters: tuple[str, ...] = ()
     """Adapters it serves; requests for others of the fleet are not for it."""
     adapter_slots: int | None = None
@@ -97,6 +101,8 @@ class FleetSpec(Struct, frozen=True, forbid_unknown_fields=True):
     engines: tuple[EngineSpec, ...]
     block_size: int = 64
     events: EventSpec = EventSpec()
+    reports_cached: bool = True
+    """False: answers do not say how many tokens were cached, as vLLM's do not unless it is asked to."""
     scrape_s: float = 1.0
     """Interval of engine metrics."""
 
@@ -108,6 +114,42 @@ class Slo(Struct, frozen=True, forbid_unknown_fields=True):
     tpot_s: float = 0.1
     ttft_prefills: float = 0.0
     """Cold prefills of the request's own prompt that are added to `ttft_s`."""
+
+
+Comparable = Literal["ttft_p99_s", "goodput", "tpot_p99_s"]
+"""Fields of `measures.Figures` by which policies can be compared within a group."""
+
+
+class Group(Struct, frozen=True, forbid_unknown_fields=True):
+    """Requests that are measured by themselves: a tenant, a priority, a part of a mixture.
+
+    Those belong to it that agree with every selector given. A request belongs to the first group it agrees with.
+    """
+
+    name: str
+    part: str | None = None
+    """`group` of the workload's part."""
+    flow: str | None = None
+    priority: int | None = None
+    ttft_s: float | None = None
+    """Target of its own; what is not given is the regime's. The same holds of the next two."""
+    tpot_s: float | None = None
+    ttft_prefills: float | None = None
+    compared: tuple[Comparable, ...] = ("ttft_p99_s", "goodput", "tpot_p99_s")
+    """What policies are compared by here. For work that nobody waits for that is goodput alone: late within its target
+    is not worse than early. Empty: its figures are shown only."""
+
+    def selects(self, *, part: str, flow: str, priority: int) -> bool:
+        """Return whether it agrees with a request of these labels."""
+        return self.part in (None, part) and self.flow in (None, flow) and self.priority in (None, priority)
+
+    def slo(self, regime: Slo) -> Slo:
+        """Return its targets in a regime with these."""
+        return Slo(
+            ttft_s=regime.ttft_s if self.ttft_s is None else self.ttft_s,
+            tpot_s=regime.tpot_s if self.tpot_s is None else self.tpot_s,
+            ttft_prefills=regime.ttft_prefills if self.ttft_prefills is None else self.ttft_prefills,
+        )
 
 
 class Regime(Struct, frozen=True, forbid_unknown_fields=True):
@@ -128,6 +170,8 @@ class Regime(Struct, frozen=True, forbid_unknown_fields=True):
     warmup: float = 0.15
     """Share of the first requests that is not counted."""
     tags: tuple[str, ...] = ()
+    groups: tuple[Group, ...] = ()
+    """Classes of requests with figures of their own. Requests of none are in the figures of all only."""
 
 
 class Outcome(Struct):
@@ -147,6 +191,8 @@ class Outcome(Struct):
     predicted_tokens: int = 0
     attempts: int = 1
     error: str | None = None
+    flow: str = "default"
+    priority: int = 0
 
 
 class RunResult(Struct):

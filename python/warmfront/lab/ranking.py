@@ -11,7 +11,18 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec import Struct
 
-from warmfront.lab.results import COMPARED, WITHIN, Metric, Results, compare, scores, significant
+from warmfront.lab.measures import Figures
+from warmfront.lab.results import (
+    COMPARED,
+    COMPARED_IN_GROUPS,
+    TPOT_P99,
+    WITHIN,
+    Metric,
+    Results,
+    compare,
+    scores,
+    significant,
+)
 from warmfront.lab.search import interpolate
 
 HIGHEST = "highest load"
@@ -21,7 +32,7 @@ FLOOR = 0.01
 
 
 class Comparison(Struct, frozen=True):
-    """Every policy in one regime, at one load, by one metric."""
+    """Every policy in one regime, at one load, by one metric: of all requests, or of one group of them."""
 
     regime: str
     load: float | None
@@ -30,11 +41,18 @@ class Comparison(Struct, frozen=True):
     figures: Mapping[str, str]
     """By policy, with unit, to be read."""
     scores: Mapping[str, float]
+    group: str | None = None
+    """`None`: all requests."""
+    is_judged: bool = True
+    """False: shown only, since rows of groups say the same more exactly, or since the regime says so."""
+    weight: float = 1.0
+    """In means: the rows of one regime, load and metric are as much as one together."""
 
     @property
     def place(self) -> str:
-        """Regime and load in words."""
-        return self.regime if self.load is None else f"{self.regime} at {self.load:g}"
+        """Regime, load and group in words."""
+        at = self.regime if self.load is None else f"{self.regime} at {self.load:g}"
+        return at if self.group is None else f"{at}, {self.group}"
 
     def best(self) -> str:
         """Return the policy that wins; the first of several."""
@@ -72,15 +90,78 @@ class Duel(Struct, frozen=True):
         return self.own / self.other
 
 
-def comparisons(results: Results, metrics: Sequence[Metric] = COMPARED) -> list[Comparison]:
-    """Compare the policies in every cell that was run, metric by metric."""
-    return [_by_metric(regime, load, metric, results) for metric in metrics for regime, load in results.places()]
+def comparisons(results: Results) -> list[Comparison]:
+    """Compare the policies in every cell that was run, metric by metric: all requests, then each group of them.
+
+    Where some group is compared by a metric, the row of all requests is not judged by it: it mixes what the groups
+    tell apart.
+    """
+    places = [(regime, load, _groups(results, regime, load)) for regime, load in results.places()]
+    return [
+        row
+        for metric in (*COMPARED, TPOT_P99)
+        for regime, load, groups in places
+        for row in _by_metric(regime, load, metric, results.at(regime, load), groups)
+    ]
 
 
-def _by_metric(regime: str, load: float, metric: Metric, results: Results) -> Comparison:
-    row = results.at(regime, load)
-    figures = {policy: metric.show(measures) for policy, measures in row.items()}
-    return Comparison(regime, load, metric.title, figures, compare(row, metric))
+def judged(compared: Iterable[Comparison]) -> list[Comparison]:
+    """Return the rows by which policies are judged."""
+    return [row for row in compared if row.is_judged]
+
+
+class Part(Struct, frozen=True):
+    """What one table is about: all requests of a regime at a load, or one group of them."""
+
+    group: str | None
+    """`None`: all requests."""
+    row: Mapping[str, Figures]
+    """By policy."""
+    compared: list[Comparison]
+
+
+def parts(results: Results, regime: str, load: float, compared: Iterable[Comparison]) -> list[Part]:
+    """Sort the comparisons of one regime and load by what they are about: all requests first, then each group."""
+    here = [row for row in compared if (row.regime, row.load) == (regime, load)]
+    rows: list[tuple[str | None, Mapping[str, Figures]]] = [(None, results.at(regime, load))]
+    rows += results.groups(regime, load).items()
+    return [Part(group, row, [each for each in here if each.group == group]) for group, row in rows]
+
+
+Groups = Mapping[str, tuple[Mapping[str, Figures], frozenset[str]]]
+"""By name: figures by policy, and the fields that the group is compared by."""
+
+
+def _groups(results: Results, regime: str, load: float) -> Groups:
+    named = results.named(regime)
+    compared = {} if named is None else {group.name: frozenset(group.compared) for group in named.groups}
+    return {name: (row, compared.get(name, frozenset[str]())) for name, row in results.groups(regime, load).items()}
+
+
+def _by_metric(
+    regime: str, load: float, metric: Metric, everyone: Mapping[str, Figures], groups: Groups
+) -> Iterable[Comparison]:
+    parts = groups if metric in COMPARED_IN_GROUPS else {}
+    judges = sum(metric.field in fields for _, fields in parts.values())
+    if metric in COMPARED:
+        yield _row(regime, load, metric, everyone, is_judged=not judges)
+    for name, (row, fields) in parts.items():
+        is_judged = metric.field in fields
+        yield _row(regime, load, metric, row, group=name, is_judged=is_judged, weight=1 / judges if is_judged else 1.0)
+
+
+def _row(
+    regime: str,
+    load: float,
+    metric: Metric,
+    row: Mapping[str, Figures],
+    *,
+    group: str | None = None,
+    is_judged: bool,
+    weight: float = 1.0,
+) -> Comparison:
+    figures = {policy: metric.show(each) for policy, each in row.items()}
+    return Comparison(regime, load, metric.title, figures, compare(row, metric), group, is_judged, weight)
 
 
 def highest_loads(results: Results) -> list[Comparison]:
@@ -142,7 +223,7 @@ def _standing(policy: str, rows: Sequence[Comparison]) -> Standing:
     own = [row.scores[policy] for row in rows]
     return Standing(
         policy=policy,
-        mean=geometric_mean(own),
+        mean=geometric_mean(own, [row.weight for row in rows]),
         worst=min(rows, key=lambda row: row.scores[policy]),
         at_best=sum(score >= WITHIN for score in own),
         cells=len(rows),
@@ -184,16 +265,18 @@ def better_everywhere(compared: Iterable[Comparison], policy: str) -> Better:
 
 def duels(compared: Iterable[Comparison], policy: str) -> dict[str, Duel]:
     """Compare a policy with each other one over the rows that both ran: a cell that was left out flatters nobody."""
-    scores: dict[str, list[tuple[float, float]]] = {}
+    common: dict[str, list[Comparison]] = {}
     for row in compared:
-        own = row.scores.get(policy)
-        for other, score in row.scores.items():
-            if own is not None and other != policy:
-                scores.setdefault(other, []).append((own, score))
-    return {
-        other: Duel(geometric_mean([own for own, _ in rows]), geometric_mean([score for _, score in rows]), len(rows))
-        for other, rows in scores.items()
-    }
+        for other in row.scores:
+            if policy in row.scores and other != policy:
+                common.setdefault(other, []).append(row)
+    return {other: _duel(rows, policy, other) for other, rows in common.items()}
+
+
+def _duel(rows: Sequence[Comparison], policy: str, other: str) -> Duel:
+    weights = [row.weight for row in rows]
+    own, others = [row.scores[policy] for row in rows], [row.scores[other] for row in rows]
+    return Duel(geometric_mean(own, weights), geometric_mean(others, weights), len(rows))
 
 
 def strictly_best(compared: Iterable[Comparison], policy: str) -> dict[str, bool]:
@@ -207,9 +290,11 @@ def strictly_best(compared: Iterable[Comparison], policy: str) -> dict[str, bool
     }
 
 
-def geometric_mean(values: Sequence[float]) -> float:
-    """Return the geometric mean, no value counting less than `FLOOR`."""
-    return math.exp(sum(math.log(max(FLOOR, value)) for value in values) / len(values))
+def geometric_mean(values: Sequence[float], weights: Sequence[float] | None = None) -> float:
+    """Return the geometric mean, by weight where there are any, no value counting less than `FLOOR`."""
+    weights = weights or [1.0] * len(values)
+    total = sum(weight * math.log(max(FLOOR, value)) for value, weight in zip(values, weights, strict=True))
+    return math.exp(total / sum(weights))
 
 
 def shown_score(score: float) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 from warmfront.config import merged_with
 from warmfront.errors import ConfigError
 from warmfront.lab import workloads
-from warmfront.lab.model import EngineSpec, EventSpec, Regime, Source
+from warmfront.lab.model import EngineSpec, EventSpec, Group, Regime, Source
 from warmfront.lab.workloads.registry import convert
 
 DIRECTORY = Path(__file__).parent / "regimes"
@@ -106,12 +106,24 @@ def _check(regime: Regime) -> None:
         "fleet.block_size": regime.fleet.block_size >= 1,
         "fleet.scrape_s": regime.fleet.scrape_s > 0,
         **_event_rules(regime.fleet.events),
+        "groups": len({group.name for group in regime.groups}) == len(regime.groups),
     }
+    for number, group in enumerate(regime.groups):
+        rules |= {f"groups[{number}].{name}": is_right for name, is_right in _group_rules(group).items()}
     for number, engine in enumerate(regime.fleet.engines):
         rules |= {f"fleet.engines[{number}].{name}": is_right for name, is_right in _engine_rules(engine).items()}
     for field, is_right in rules.items():
         if not is_right:
             raise ConfigError(f"{field}: {_EXPECTED[field.rpartition('.')[2]]}")
+
+
+def _group_rules(group: Group) -> dict[str, bool]:
+    return {
+        "name": bool(group.name) and (group.part, group.flow, group.priority) != (None, None, None),
+        "ttft_s": group.ttft_s is None or group.ttft_s > 0,
+        "tpot_s": group.tpot_s is None or group.tpot_s > 0,
+        "ttft_prefills": group.ttft_prefills is None or group.ttft_prefills >= 0,
+    }
 
 
 def _event_rules(events: EventSpec) -> dict[str, bool]:
@@ -130,6 +142,8 @@ def _engine_rules(engine: EngineSpec) -> dict[str, bool]:
         "leaves_s": engine.leaves_s is None or engine.leaves_s > engine.joins_s,
         "crashes_s": engine.crashes_s is None or engine.crashes_s > engine.joins_s,
         "restart_s": engine.restart_s >= 0,
+        "uncached": engine.uncached is None or 0 <= engine.uncached[0] < engine.uncached[1] <= 1,
+        "rtt_s": engine.rtt_s >= 0,
     }
 
 
@@ -143,6 +157,9 @@ _EXPECTED = {
     "engines": "expected at least one",
     "block_size": _COUNT,
     "scrape_s": _POSITIVE,
+    "groups": "expected a name of its own for each",
+    "name": "expected a name, and at least one of part, flow and priority",
+    "ttft_prefills": _NATURAL,
     "delay_s": _NATURAL,
     "loss": "expected a share from 0 to 1",
     "count": _COUNT,
@@ -155,4 +172,6 @@ _EXPECTED = {
     "leaves_s": "expected later than joins_s",
     "crashes_s": "expected later than joins_s",
     "restart_s": _NATURAL,
+    "uncached": "expected two shares from 0 to 1, the first below the second",
+    "rtt_s": _NATURAL,
 }

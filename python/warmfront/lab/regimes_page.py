@@ -14,9 +14,9 @@ from pathlib import Path
 from warmfront.errors import ConfigError
 from warmfront.lab import ranking
 from warmfront.lab.contest import Rounds
-from warmfront.lab.model import Regime
+from warmfront.lab.model import Group, Regime, Slo
 from warmfront.lab.ranking import HIGHEST, Comparison, Duel, Standing, shown_score
-from warmfront.lab.results import COMPARED, WITHIN, Results
+from warmfront.lab.results import COMPARED, COMPARED_IN_GROUPS, WITHIN, Results
 from warmfront.lab.targets import DEFAULT, by_metric, verdicts
 
 NO_REASON = "not explained yet"
@@ -50,6 +50,12 @@ Of {cells} cells, {lost} are lost by more than 3 % in the mean, {level} are leve
 {command}
 ```"""
 
+GROUPS = """\
+Some regimes hold requests of several classes, each with a row of its own here and, where the
+[regime](#the-regimes) says so, targets of its own: `priorities at 60, people`. Policies are then judged by these rows
+and not by the one of all requests, which is in the tables of scores in brackets. In means, the rows of one regime, load
+and metric count as one together."""
+
 METHOD = """\
 ## How this was made
 
@@ -81,20 +87,22 @@ def render(results: Results, reasons: Mapping[str, str], rounds: Rounds | None =
     """
     if DEFAULT not in results.policies():
         raise ConfigError(f"the results lack the default policy, {DEFAULT}")
-    compared = ranking.comparisons(results)
+    everything = ranking.comparisons(results)
+    compared = ranking.judged(everything)
     highest = ranking.highest_loads(results)
     lost = ranking.losing([*compared, *highest], DEFAULT)
     idle = set(reasons) - {comparison.regime for comparison in lost}
     if idle:
         raise ConfigError(f"reasons for regimes that {DEFAULT} does not lose: {', '.join(sorted(idle))}")
     order = [standing.policy for standing in ranking.standings(compared)]
-    parts = [INTRODUCTION.format(default=DEFAULT), *_missing(results), _targets_table(results)]
+    parts = [INTRODUCTION.format(default=DEFAULT)]
+    parts += [GROUPS] if any(row.group is not None for row in everything) else []
+    parts += [*_missing(results), _targets_table(results)]
     parts += [_lost(lost, reasons, ranking.better_everywhere(compared, DEFAULT))]
     parts += [_contest(rounds)] if rounds is not None and rounds.cells else []
     parts += [_standings(compared, highest)]
-    parts += [
-        _scores(metric.title, [row for row in compared if row.metric == metric.title], order) for metric in COMPARED
-    ]
+    for title in dict.fromkeys(row.metric for row in everything):
+        parts += [_scores(title, [row for row in everything if row.metric == title], order)]
     parts += [_scores(HIGHEST, highest, order)] if highest else []
     parts += [_regimes(results.regimes), _method(results)]
     return "\n\n".join(parts) + "\n"
@@ -211,10 +219,14 @@ def _standing(standing: Standing, columns: Sequence[Mapping[str, float]], duel: 
 
 
 def _scores(title: str, rows: Sequence[Comparison], order: Sequence[str]) -> str:
-    lines = [(row.place, row.figures[row.best()], *(_score(row, policy) for policy in order)) for row in rows]
+    lines = [(_place(row), row.figures[row.best()], *(_score(row, policy) for policy in order)) for row in rows]
     head = ("regime and load", "best figure", *(_code(policy) for policy in order))
     heading = title[0].upper() + title[1:]
     return f"## {heading}\n\n{_table(head, lines)}"
+
+
+def _place(row: Comparison) -> str:
+    return row.place if row.is_judged else f"({row.place})"
 
 
 def _score(row: Comparison, policy: str) -> str:
@@ -222,6 +234,8 @@ def _score(row: Comparison, policy: str) -> str:
         return "-"
     score = row.scores[policy]
     shown = shown_score(score)
+    if not row.is_judged:
+        return f"({shown})"
     if score == 1.0:
         return f"**{shown}**"
     return f"▼ {shown}" if policy == DEFAULT and score < WITHIN else shown
@@ -237,8 +251,27 @@ def _loads(regime: Regime) -> str:
 
 
 def _targets(regime: Regime) -> str:
-    prefills = f" + {regime.slo.ttft_prefills:g} cold prefills" if regime.slo.ttft_prefills else ""
-    return f"TTFT {regime.slo.ttft_s:g} s{prefills}, TPOT {1000 * regime.slo.tpot_s:g} ms"
+    return "; ".join([_slo(regime.slo), *(group_in_words(group, regime.slo) for group in regime.groups)])
+
+
+def group_in_words(group: Group, slo: Slo) -> str:
+    """Say what a group of a regime with some targets is held to, and by what policies are compared there."""
+    own = group.slo(slo)
+    targets = "" if own == slo else f" {_slo(own)}"
+    titles = [metric.title for metric in COMPARED_IN_GROUPS if metric.field in group.compared]
+    by = (
+        "shown only"
+        if not titles
+        else f"by {' and '.join(titles)} alone"
+        if len(titles) < len(COMPARED_IN_GROUPS)
+        else ""
+    )
+    return f"{group.name}:{targets or ' the same'}{f', {by}' if by else ''}"
+
+
+def _slo(slo: Slo) -> str:
+    prefills = f" + {slo.ttft_prefills:g} cold prefills" if slo.ttft_prefills else ""
+    return f"TTFT {slo.ttft_s:g} s{prefills}, TPOT {1000 * slo.tpot_s:g} ms"
 
 
 def _method(results: Results) -> str:

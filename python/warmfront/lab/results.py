@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
-from warmfront.lab.measures import Measures
+from warmfront.lab.measures import Figures, Measures
 from warmfront.lab.model import Regime
 
 WITHIN = 0.97
@@ -24,20 +24,20 @@ class Metric(Struct, frozen=True):
     """A figure that policies are compared by."""
 
     field: str
-    """Of `Measures`."""
+    """Of `Figures`, or of `Measures`."""
     title: str
     unit: Literal["s", "ms", "1/s", "%", "count", ""]
     is_higher_better: bool = False
 
-    def of(self, measures: Measures) -> float | None:
+    def of(self, figures: Figures) -> float | None:
         """Return the figure; `None`: infinitely late."""
-        value = getattr(measures, self.field)
+        value = getattr(figures, self.field)
         assert value is None or isinstance(value, float | int)
         return value
 
-    def show(self, measures: Measures) -> str:
+    def show(self, figures: Figures) -> str:
         """Return the figure in its unit with three significant digits."""
-        value = self.of(measures)
+        value = self.of(figures)
         if value is None:
             return "never"
         if self.unit == "count":
@@ -51,6 +51,9 @@ GOODPUT = Metric("goodput", "goodput", "1/s", is_higher_better=True)
 ITL_P99 = Metric("itl_p99_s", "ITL p99", "ms")
 COMPARED = (TTFT_P99, GOODPUT, ITL_P99)
 """What the default policy is held to in every cell."""
+TPOT_P99 = Metric("tpot_p99_s", "TPOT p99", "ms")
+COMPARED_IN_GROUPS = (TTFT_P99, GOODPUT, TPOT_P99)
+"""The same for the requests of one group, as far as the regime wants it compared by them."""
 
 
 class Search(Struct, frozen=True):
@@ -94,6 +97,19 @@ class Results(Struct, frozen=True):
         """Return the figures of every policy in one regime at one load."""
         return {cell.policy: cell.measures for cell in self.cells if (cell.regime, cell.load) == (regime, load)}
 
+    def groups(self, regime: str, load: float) -> dict[str, dict[str, Figures]]:
+        """Return the same by group, those groups that some policy has figures of, in the order of the regime."""
+        row = self.at(regime, load)
+        names = dict.fromkeys([name for measures in row.values() for name in measures.groups])
+        return {
+            name: {policy: measures.groups[name] for policy, measures in row.items() if name in measures.groups}
+            for name in names
+        }
+
+    def named(self, regime: str) -> Regime | None:
+        """Return a regime as it was run; `None`: the results do not say."""
+        return next((each for each in self.regimes if each.name == regime), None)
+
     def places(self) -> list[tuple[str, float]]:
         """Return every regime and load with a cell, regimes in order, loads ascending."""
         found = {(cell.regime, cell.load) for cell in self.cells}
@@ -126,10 +142,10 @@ def _score(value: float | None, best: float, is_higher_better: bool) -> float:
     return value / best if is_higher_better else best / value
 
 
-def compare(row: Mapping[str, Measures], metric: Metric) -> dict[str, float]:
+def compare(row: Mapping[str, Figures], metric: Metric) -> dict[str, float]:
     """Score every policy of one regime and load by one metric."""
-    figures = {policy: metric.of(measures) for policy, measures in row.items()}
-    return scores(figures, is_higher_better=metric.is_higher_better)
+    values = {policy: metric.of(figures) for policy, figures in row.items()}
+    return scores(values, is_higher_better=metric.is_higher_better)
 
 
 def significant(value: float) -> str:

@@ -68,12 +68,13 @@ def run_source(
     stages = Stages(clock or MonotonicClock())
     began_s = stages.clock.now_s()
     agenda = Agenda()
-    fleet = open_fleet(regime.fleet, agenda, seed=seed)
+    fleet = open_fleet(regime.fleet, agenda, seed=seed, requests=regime.requests)
     view = SimView(fleet, agenda, block_size=regime.fleet.block_size)
     chosen = _choose(policy, config or RouterConfig(), view, seed=seed)
     router = Router(chosen.config, SimIndex(fleet, stages), policies=chosen.make)
     port = SimPort(fleet, router, source, agenda=agenda, view=view, stages=stages)
     port.watcher = chosen if chosen.is_peer else None
+    port.reports_cached = regime.fleet.reports_cached
     if progress is not None:
         port.progress = lambda ended: progress(ended, regime.requests)
     ended_s = port.run()

@@ -1,12 +1,13 @@
-"""Results in the terminal: one table for each regime and load, then one over all of them.
+"""Results in the terminal: one table for each regime and load and one for each group there, then one over all of them.
 
 A cell shows the figure and its score against the best of its column. A losing cell (more than 3 % behind) carries `▼`
-as well as a colour, since colours do not survive a pipe.
+as well as a colour, since colours do not survive a pipe. Where groups are compared by a figure, that of all requests
+is shown without a mark: it is not judged.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from rich.console import Console
 from rich.measure import Measurement
@@ -14,10 +15,9 @@ from rich.table import Table
 from rich.text import Text
 
 from warmfront.lab import ranking
-from warmfront.lab.measures import Measures
-from warmfront.lab.model import Regime
-from warmfront.lab.ranking import Comparison
-from warmfront.lab.results import COMPARED, WITHIN, Metric, Results
+from warmfront.lab.measures import Figures
+from warmfront.lab.ranking import Comparison, Part
+from warmfront.lab.results import COMPARED, TPOT_P99, WITHIN, Metric, Results
 
 SHOWN = (
     Metric("hit_rate", "hit rate", "%", is_higher_better=True),
@@ -44,12 +44,15 @@ def tables(results: Results, *, width: int) -> Iterator[Table | str]:
     """
     compared = ranking.comparisons(results)
     for regime, load in results.places():
-        here = [comparison for comparison in compared if (comparison.regime, comparison.load) == (regime, load)]
-        described = _named(results, regime)
+        described = results.named(regime)
+        assert described is not None
         yield f"{regime}: {described.title}, {load:g} {described.unit}"
-        yield _fitting(here, results.at(regime, load), width)
-        yield from verdicts(here)
-        yield ""
+        for part in ranking.parts(results, regime, load, compared):
+            if part.group is not None:
+                yield f"{regime} at {load:g}, {part.group}"
+            yield _fitting(part, width)
+            yield from verdicts(part.compared)
+            yield ""
     highest = ranking.highest_loads(results)
     if highest:
         yield "highest load with p99 TTFT and p99 TPOT within the targets"
@@ -57,13 +60,15 @@ def tables(results: Results, *, width: int) -> Iterator[Table | str]:
             yield _highest(highest[first : first + REGIMES_MAX])
         yield ""
     if len(results.policies()) > 1:
-        yield f"over all cells ({', '.join(metric.title for metric in COMPARED)})"
-        yield _overall(compared)
+        rows = ranking.judged(compared)
+        titles = [metric.title for metric in (*COMPARED, TPOT_P99) if metric.title in {row.metric for row in rows}]
+        yield f"over all cells ({', '.join(titles)})"
+        yield _overall(rows)
 
 
 def verdicts(here: list[Comparison]) -> list[str]:
-    """Say for each metric of one place who wins and how far ahead of the next."""
-    return [_winner(comparison) for comparison in here]
+    """Say for each metric that is judged in one place who wins and how far ahead of the next."""
+    return [_winner(comparison) for comparison in ranking.judged(here)]
 
 
 def _winner(comparison: Comparison) -> str:
@@ -84,24 +89,30 @@ def _ahead(score: float) -> str:
     return f"{100 * (1 / score - 1):.0f} % ahead" if score < 0.99 else "less than 1 % ahead"
 
 
-def _fitting(here: list[Comparison], row: dict[str, Measures], width: int) -> Table:
+def shown_in(part: Part, metrics: Sequence[Metric]) -> list[Metric]:
+    """Return those of some metrics that a part has figures of: a group has none of the fleet."""
+    return [metric for metric in metrics if part.group is None or metric.field in Figures.__struct_fields__]
+
+
+def _fitting(part: Part, width: int) -> Table:
     measuring = Console(width=WIDTH_MAX)
-    for count in range(len(SHOWN), 0, -1):
-        made = _place(here, row, SHOWN[:count])
+    shown = shown_in(part, SHOWN)
+    for count in range(len(shown), 0, -1):
+        made = _part(part, shown[:count])
         if Measurement.get(measuring, measuring.options, made).maximum <= width:
             return made
-    return _place(here, row, ())
+    return _part(part, ())
 
 
-def _place(here: list[Comparison], row: dict[str, Measures], shown: tuple[Metric, ...]) -> Table:
+def _part(part: Part, shown: Sequence[Metric]) -> Table:
     made = _table()
     made.add_column("policy", no_wrap=True)
-    for title in [comparison.metric for comparison in here] + [metric.title for metric in shown]:
+    for title in [comparison.metric for comparison in part.compared] + [metric.title for metric in shown]:
         made.add_column(title, justify="right", no_wrap=True)
-    for standing in ranking.standings(here):
+    for standing in ranking.standings(part.compared):
         policy = standing.policy
-        compared = [_cell(comparison, policy) for comparison in here]
-        made.add_row(policy, *compared, *(Text(metric.show(row[policy])) for metric in shown))
+        compared = [_cell(comparison, policy) for comparison in part.compared]
+        made.add_row(policy, *compared, *(Text(metric.show(part.row[policy])) for metric in shown))
     return made
 
 
@@ -137,10 +148,7 @@ def _cell(comparison: Comparison, policy: str) -> Text:
     if policy not in comparison.scores:
         return Text("-")
     score = comparison.scores[policy]
-    mark = "▼" if score < WITHIN else " "
-    style = "red" if score < WITHIN else "bold green" if score == 1.0 else ""
+    is_lost, is_best = comparison.is_judged and score < WITHIN, comparison.is_judged and score == 1.0
+    mark = "▼" if is_lost else " "
+    style = "red" if is_lost else "bold green" if is_best else ""
     return Text(f"{comparison.figures[policy]} {mark}{ranking.shown_score(score)}", style=style)
-
-
-def _named(results: Results, name: str) -> Regime:
-    return next(regime for regime in results.regimes if regime.name == name)

@@ -41,7 +41,7 @@ class Verdict(Struct, frozen=True):
 
 def verdicts(results: Results) -> list[Verdict]:
     """Hold the default policy against what the project promises of it."""
-    compared = ranking.comparisons(results)
+    compared = ranking.judged(ranking.comparisons(results))
     return [
         _in_every_cell([row for row in compared if DEFAULT in row.scores]),
         *(_over_all(title, rows) for title, rows in by_metric(compared)),

@@ -24,7 +24,6 @@ class Adapters:
     """Adapters of one pool."""
 
     def __init__(self, config: CostConfig) -> None:
-        self._load_s = config.adapter_load_s
         self._horizon_s = config.copy_horizon_s
         self._resident_max = config.adapters_resident_max
         self._resident: list[dict[str, None]] = []
@@ -57,32 +56,38 @@ class Adapters:
         known = [*(name for name in adapters if name not in self._resident[slot]), *self._resident[slot]]
         self._resident[slot] = dict.fromkeys(known[-self._resident_max :])
 
-    def loads_s(self, adapter: str | None, now_s: float) -> list[tuple[float, float]] | None:
+    def has(self, slot: Slot, adapter: str) -> bool:
+        """Return whether a replica is taken to have an adapter loaded."""
+        return adapter in self._resident[slot]
+
+    def loads_s(self, adapter: str | None, now_s: float, load_s: float) -> list[tuple[float, float]] | None:
         """Say what loading an adapter costs at each replica.
 
         Args:
             adapter: Of the request.
             now_s: Present.
+            load_s: Seconds that one load takes.
 
         Returns:
             By slot, seconds of the load itself, and what of them this request answers for: its share of a load that
             later requests use too, plus the expected load of the adapter that must go. `None`: nothing to load.
         """
-        if adapter is None or not self._load_s:
+        if adapter is None or not load_s:
             return None
         copies = sum([adapter in resident for resident in self._resident])
         if copies == len(self._resident):
             return None
-        share_s = self._load_s / (1.0 + self._expected(adapter, now_s) / (copies + 1))
+        share_s = load_s / (1.0 + self._expected(adapter, now_s) / (copies + 1))
         return [
-            (0.0, 0.0) if adapter in resident else (self._load_s, share_s + self._displaced_s(resident, now_s))
+            (0.0, 0.0) if adapter in resident else (load_s, share_s + load_s * self._displaced(resident, now_s))
             for resident in self._resident
         ]
 
-    def _displaced_s(self, resident: dict[str, None], now_s: float) -> float:
+    def _displaced(self, resident: dict[str, None], now_s: float) -> float:
+        """Return how likely the adapter that must go is asked for again soon."""
         if len(resident) < self._resident_max:
             return 0.0
-        return self._load_s * min(1.0, self._expected(next(iter(resident)), now_s))
+        return min(1.0, self._expected(next(iter(resident)), now_s))
 
     def _expected(self, adapter: str, now_s: float) -> float:
         """Return the requests for an adapter in the horizon of an investment."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from warmfront.config import CostConfig
 from warmfront.policy.latency import DecodeModel, PrefillModel
+from warmfront.policy.loads import LOADED_SHARE, NOTHING, LoadModel, Loads
 from warmfront.types import Slot
 
 TURN_BUCKETS = 8
@@ -233,6 +234,7 @@ class BusyPeriod:
     last_s: float
     tokens: float = 0.0
     pairs: float = 0.0
+    loads: Loads = NOTHING
     groups: int = 0
     decode_s: float = 0.0
     """Part of it that the steps took for decoding."""
@@ -241,6 +243,16 @@ class BusyPeriod:
     """Requests in it whose cached tokens are a guess that their answers will correct."""
     seconds: float | None = None
     """How long it took, once it is over."""
+
+    def add(self, tokens: float, prompt_tokens: int, loads: Loads, *, sign: float = 1.0) -> None:
+        """Count what one prefill computed and loaded; `sign` -1 takes it back."""
+        self.tokens += sign * tokens
+        self.pairs += sign * tokens * (prompt_tokens - 0.5 * tokens)
+        if loads:
+            host, disk, adapters = self.loads
+            self.loads = Loads(
+                host + sign * loads.host_tokens, disk + sign * loads.disk_tokens, adapters + sign * loads.adapters
+            )
 
 
 @dataclass(slots=True)
@@ -275,6 +287,7 @@ class Learned:
     def __init__(self, config: CostConfig) -> None:
         self.prefill = PrefillModel(config)
         self.decode = DecodeModel(config)
+        self.loads = LoadModel(config)
         self.credit = Credit()
         self.continuation = Continuation(config.future_turns_max)
         self.regret = Regret(config)
@@ -332,7 +345,15 @@ class Learned:
         return (requests + 1.0 - limit) * self.residence_s[slot] / limit
 
     def dispatched(
-        self, slot: Slot, now_s: float, *, new_tokens: float, alone: bool, usable: bool, step_s: float = 0.0
+        self,
+        slot: Slot,
+        now_s: float,
+        *,
+        new_tokens: float,
+        alone: bool,
+        usable: bool,
+        step_s: float = 0.0,
+        net_s: float = 0.0,
     ) -> None:
         """Note the start of a prefill; `alone` when nothing else is pending there.
 
@@ -343,10 +364,11 @@ class Learned:
             alone: This opens a busy period.
             usable: First tokens of this request will be seen and memory does not delay it.
             step_s: What a step takes there now: half of one passes, on average, before a prefill begins.
+            net_s: The way there and back, which is no part of the prefill.
         """
         self.new_tokens += 0.02 * (new_tokens - self.new_tokens)
         if alone:
-            self._busy[slot] = BusyPeriod(now_s, now_s, decode_s=0.5 * step_s)
+            self._busy[slot] = BusyPeriod(now_s + net_s, now_s, decode_s=0.5 * step_s)
         busy = self._busy[slot]
         if busy is not None and not usable:
             busy.usable = False
@@ -362,6 +384,7 @@ class Learned:
         step_s: float = 0.0,
         usable: bool = True,
         certain: bool = True,
+        loads: Loads = NOTHING,
     ) -> BusyPeriod | None:
         """Note the end of a prefill.
 
@@ -375,18 +398,18 @@ class Learned:
                 whatever their prompts, and is no part of what a token costs.
             usable: A sample that begins now would say something about prefill: memory delays nobody, and the first
                 tokens of all that is pending will be seen.
-            certain: `new_tokens` is known and not a guess at what an unconfirmed prediction will save.
+            certain: `new_tokens` is known and not a guess at what a cache will save.
+            loads: What was expected to be loaded.
 
         Returns:
             What to hand to `resolved` when the answer has told; `None`: nothing is open.
         """
-        self._prefilled_s[slot] += self.prefill.seconds(slot, new_tokens, prompt_tokens)
+        self._prefilled_s[slot] += self.prefill.seconds(slot, new_tokens, prompt_tokens) + self.loads.seconds(loads)
         busy = self._busy[slot]
         if busy is None:
             return None
         busy.unresolved += not certain
-        busy.tokens += new_tokens
-        busy.pairs += new_tokens * (prompt_tokens - 0.5 * new_tokens)
+        busy.add(new_tokens, prompt_tokens, loads)
         if now_s > busy.last_s:
             busy.groups += 1
             busy.decode_s += step_s
@@ -397,17 +420,33 @@ class Learned:
             self._busy[slot] = None if last else BusyPeriod(now_s, now_s, usable=usable)
         return None if certain else busy
 
-    def resolved(self, slot: Slot, busy: BusyPeriod, *, guessed: int, computed: int, prompt_tokens: int) -> None:
-        """Put the tokens really computed in place of those guessed; the last one makes the busy period a sample."""
+    def resolved(
+        self,
+        slot: Slot,
+        busy: BusyPeriod,
+        *,
+        guessed: int,
+        computed: int,
+        prompt_tokens: int,
+        guessed_loads: Loads = NOTHING,
+        loads: Loads = NOTHING,
+    ) -> None:
+        """Put what was computed and loaded in place of the guess; the last one makes the busy period a sample."""
         busy.unresolved -= 1
-        for tokens, sign in ((guessed, -1.0), (computed, 1.0)):
-            busy.tokens += sign * tokens
-            busy.pairs += sign * tokens * (prompt_tokens - 0.5 * tokens)
+        busy.add(guessed, prompt_tokens, guessed_loads, sign=-1.0)
+        busy.add(computed, prompt_tokens, loads)
         self._sample(slot, busy)
 
     def _sample(self, slot: Slot, busy: BusyPeriod) -> None:
-        if busy.usable and busy.seconds is not None and not busy.unresolved:
+        if not busy.usable or busy.seconds is None or busy.unresolved:
+            return
+        loaded = busy.loads.host_tokens + busy.loads.disk_tokens
+        if loaded <= LOADED_SHARE * busy.tokens and busy.loads.adapters <= 0.0:
             self.prefill.sample(slot, busy.seconds, busy.tokens, busy.pairs, decode_s=busy.decode_s)
+        elif busy.seconds > 0.0:
+            model = self.prefill
+            computed_s = model.scale[slot] * (model.alpha * busy.tokens + model.beta * busy.pairs)
+            self.loads.sample(busy.seconds, computed_s + busy.decode_s, busy.loads)
 
     def abandoned(self, slot: Slot, *, last: bool) -> None:
         """Note a prefill that ended without a visible first token: its busy period teaches nothing."""

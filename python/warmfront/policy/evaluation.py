@@ -54,8 +54,8 @@ class Evaluation:
         "full_paid",
         "full_prefill",
         "gain",
-        "host",
         "later_turns",
+        "loads",
         "loads_s",
         "mean_cost_s",
         "output_tokens",
@@ -103,17 +103,16 @@ class Evaluation:
         self.output_tokens = output_tokens = learned.expected_output_tokens(request.output_tokens_max)
         self.alpha = alpha = learned.prefill.alpha
         self.beta, self.scales = learned.prefill.beta, learned.prefill.scale
-        # Reuse: tiers whose loading costs less than computing count.
-        deepest = host = overlap.device
-        if alpha > config.host_load_s:
-            deepest = host = overlap.host
-            if alpha > config.disk_load_s:
-                deepest = overlap.disk
-        self.deepest, self.host = deepest, host
-        self.frontier = frontier = fleet.deepest(deepest)
+        # Reuse: engines load what lies on a slower tier, whether or not that is quicker than computing it. Where it is
+        # not, it is no reason to make another copy.
+        self.deepest, self.loads = overlap.disk, learned.loads
+        worth = overlap.device
+        if alpha > learned.loads.host_s:
+            worth = overlap.disk if alpha > learned.loads.disk_s else overlap.host
+        self.frontier = frontier = fleet.deepest(worth)
         self.gain = self.found = 0.0
         if prefix_rate and frontier:
-            holders = fleet.rows(deepest, frontier)
+            holders = fleet.rows(worth, frontier)
             if len(holders) < len(fleet.eligible):  # else nobody could make a copy
                 # N: requests that would pay back one more copy of the deepest prefix
                 self.gain = prefix_rate * config.copy_horizon_s / (len(holders) + 1)
@@ -121,7 +120,9 @@ class Evaluation:
         self.full_prefill = self.full_paid = self._prefill_s(max(1.0, prompt_tokens))
         if self.gain:
             self.full_paid = self._paid_s(0, self.full_prefill, found=self.found)
-        self.loads_s = None if request.adapter is None else fleet.adapters.loads_s(request.adapter, fleet.now_s)
+        self.loads_s = None
+        if request.adapter is not None:
+            self.loads_s = fleet.adapters.loads_s(request.adapter, fleet.now_s, learned.loads.adapter_s)
         # What is the same for all replicas in the price of prefill work. Others count by their weight over our own.
         self.own_weight = own_weight = fleet.weight_of(request.priority)
         requests, weight_total, arrivals, work_s = fleet.burden()
@@ -163,7 +164,7 @@ class Evaluation:
         learned, now_s = fleet.learned, fleet.now_s
         prompt_tokens, output_tokens = self.prompt_tokens, self.output_tokens
         alpha, beta, scales = self.alpha, self.beta, self.scales
-        deepest, host, device, ages = self.deepest, self.host, overlap.device, overlap.age_s
+        deepest, host, device, ages = self.deepest, overlap.host, overlap.device, overlap.age_s
         credits, bucket, unsent = learned.credit.factor, learned.credit.bucket, AGE_BUCKETS
         frontier, gain, full_prefill, full_paid = self.frontier, self.gain, self.full_prefill, self.full_paid
         warm_new = max(1.0, prompt_tokens - self.found)
@@ -171,13 +172,13 @@ class Evaluation:
         arrivals_mean, busy_mean, own_decay = self.arrivals_mean, self.busy_mean, self.own_decay
         held_s = fleet.held_s
         arrival_weight, busy_max, weight = self.arrival_weight, config.utilisation_max, self.decode_weight
-        pending_s, busy_since_s = fleet.pending_s, fleet.busy_since_s
+        pending_s, busy_since_s, ways_s = fleet.pending_s, fleet.busy_since_s, fleet.net_s
         steps_s, steps_token_s = fleet.next_step_s, fleet.next_step_token_s
         weighed, arrivals, work_s, admissions_s = fleet.weight, fleet.arrivals, fleet.work_s, fleet.admission_s
         capacity, outputs, foreign, kv_usage = fleet.capacity_tokens, fleet.output_tokens, fleet.foreign, fleet.kv_usage
         active, active_tokens, resident = overlap.active, overlap.active_tokens, overlap.resident_tokens
         memory_threshold, eviction_unit, regret = config.memory_threshold, self._eviction_unit(), learned.regret.share
-        host_load_s, disk_load_s, loads_s = config.host_load_s, config.disk_load_s, self.loads_s
+        host_load_s, disk_load_s, loads_s = self.loads.host_s, self.loads.disk_s, self.loads_s
         own_weight, shared_tokens = self.own_weight, self.shared_tokens
         later_turns, session_tokens = self.later_turns, self.session_tokens
         future = config.future_weight * later_turns
@@ -186,7 +187,7 @@ class Evaluation:
         limit = prompt_tokens - 1 if prompt_tokens else 0
         length = float(prompt_tokens)  # arithmetic on floats alone is the interpreter's fast path
         cold_new = length if length > 1.0 else 1.0
-        adapter_load = 0.0
+        adapter_load = tier_load = 0.0
         found: list[Costs] = []
         for slot in slots:
             depth, scale = deepest[slot], scales[slot]
@@ -208,12 +209,13 @@ class Evaluation:
                     warm = warm_new if warm_new < new else new
                     warm_prefill = scale * warm * (alpha + beta * (length - 0.5 * warm))
                     paid_prefill = warm_prefill + (own_prefill - warm_prefill) / (1.0 + gain)
+                tier_load = 0.0
                 if depth > device[slot]:
-                    load = (host[slot] - device[slot]) * host_load_s + (depth - host[slot]) * disk_load_s
-                    own_prefill += load
-                    paid_prefill += load
+                    tier_load = (host[slot] - device[slot]) * host_load_s + (depth - host[slot]) * disk_load_s
+                    own_prefill += tier_load
+                    paid_prefill += tier_load
             else:
-                cached, credit, new = 0, 1.0, cold_new
+                cached, credit, new, tier_load = 0, 1.0, cold_new, 0.0
                 own_prefill = cold_prefill
                 paid_prefill = scale * full_paid
             if loads_s is not None:
@@ -265,7 +267,8 @@ class Evaluation:
             waiting = compute_wait if compute_wait > memory_wait else memory_wait
             later = future * mean_cost_s[slot]
             reuse = (cold_prefill - paid_prefill) * price
-            trusting = waiting + prefill + eviction + decode + memory + later
+            net = ways_s[slot]
+            trusting = waiting + prefill + eviction + decode + memory + later + net
             found.append(
                 Costs(
                     trusting + doubt * reuse,
@@ -277,6 +280,7 @@ class Evaluation:
                     decode,
                     memory,
                     later,
+                    net,
                     doubt * reuse,
                     trusting + reuse,
                     new,
@@ -289,6 +293,7 @@ class Evaluation:
                     used,
                     gain if depth < frontier else 0.0,
                     later_turns,
+                    tier_load,
                     adapter_load,
                     own_weight,
                 )

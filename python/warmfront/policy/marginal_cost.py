@@ -75,7 +75,7 @@ class MarginalCost:
         weight = 1.0 - math.exp(-elapsed_s / prices.COST_WINDOW_S)
         mean_s = self._mean_cost_s
         for cost in self._seen:
-            seen_s = cost.waiting_s + cost.decode_s + cost.memory_s
+            seen_s = cost.waiting_s + cost.decode_s + cost.memory_s + cost.net_s
             mean_s[cost.slot] += weight * (seen_s - mean_s[cost.slot])
         self._averaged_s = fleet.now_s
         self._seen = None
@@ -161,10 +161,10 @@ def _within_limit(evaluation: Evaluation, fleet: Fleet, ranked: list[Costs], lim
     Only while the fleet has room: in a saturated one the requests moved would make the others late too.
     """
     busy = fleet.decay() / RATE_WINDOW_S * fleet.total(fleet.work_s) / len(fleet.eligible)
-    if busy >= prices.LIMIT_UTILISATION_MAX or ranked[0].waiting_s + ranked[0].own_prefill_s <= limit_s:
+    if busy >= prices.LIMIT_UTILISATION_MAX or ranked[0].first_token_s <= limit_s:
         return ranked
     everywhere = sorted(evaluation.costs(fleet.eligible), key=_by_cost)
-    return [cost for cost in everywhere if cost.waiting_s + cost.own_prefill_s < 0.5 * limit_s] or ranked
+    return [cost for cost in everywhere if cost.first_token_s < 0.5 * limit_s] or ranked
 
 
 def _favourite(request: Request, fleet: Fleet, slots: list[Slot]) -> Slot:

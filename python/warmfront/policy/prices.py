@@ -56,6 +56,7 @@ class Costs(Struct, frozen=True, gc=False):
     decode_s: float
     memory_s: float
     future_s: float
+    net_s: float
     withheld_s: float
     blind_s: float
     new_tokens: float
@@ -68,8 +69,14 @@ class Costs(Struct, frozen=True, gc=False):
     memory_used: float
     copies_gain: float
     later_turns: float
+    tier_load_s: float
     adapter_load_s: float
     weight: float
+
+    @property
+    def first_token_s(self) -> float:
+        """Expected time to the first token."""
+        return self.waiting_s + self.own_prefill_s + self.net_s
 
     @property
     def trusting_s(self) -> float:
@@ -125,6 +132,7 @@ TERMS = (
     ("decode", "T", "decode_s"),
     ("memory", "mem", "memory_s"),
     ("future turns", "F", "future_s"),
+    ("way there and back", "net", "net_s"),
     ("withheld by the guard", "(1 − c)·(p₀ − p̃)·X", "withheld_s"),
 )
 """Name, symbol and field of what is added up."""
@@ -140,6 +148,7 @@ FACTORS = (
     ("share of KV memory in use", "u", "1", "memory_used"),
     ("requests that pay a new copy back", "N", "requests", "copies_gain"),
     ("later turns", "N_T", "requests", "later_turns"),
+    ("loading from slower tiers", "ℓ·e", "s", "tier_load_s"),
     ("adapter load", "ℓ_a", "s", "adapter_load_s"),
     ("weight of this request's priority", "w", "1", "weight"),
     ("cost by load alone", "C₀", "s", "blind_s"),

@@ -28,6 +28,7 @@ class Bet(Struct, frozen=True, gc=False):
     alternative_s: float
     """The same for the replica that load alone would have chosen."""
     waiting_s: float
+    """The way there and back included."""
     prefill_s: float
     price: float
     """X: of a second of prefill."""

@@ -87,7 +87,7 @@ class Watch:
             self._by_rival,
             cost_s,
             alternative_s,
-            first.waiting_s,
+            first.waiting_s + first.net_s,
             first.own_prefill_s,
             first.price,
             learned.decode.seconds(slot, fleet.requests[slot] + 1.0, context_tokens),

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 import msgspec
+from msgspec.structs import replace
 
 from warmfront import core
 from warmfront.clock import Clock
@@ -127,6 +128,8 @@ class SimPort:
         self.watcher: Watcher | None = None
         self.progress: Callable[[int], None] | None = None
         """Told now and then how many requests have ended."""
+        self.reports_cached = True
+        """False: the router is not told how many tokens were cached."""
         self._fleet = fleet
         self._router = router
         self._source = source
@@ -182,9 +185,17 @@ class SimPort:
 
     def _enter(self, request: SimRequest) -> None:
         id_ = RequestId(request.key)
+        self._agenda.request_came()
         self._view.requests[id_] = request
         self.outcomes[id_] = Outcome(
-            request.key, request.group, self._now_s, request.prompt_tokens, request.output_tokens, attempts=0
+            request.key,
+            request.group,
+            self._now_s,
+            request.prompt_tokens,
+            request.output_tokens,
+            attempts=0,
+            flow=request.flow,
+            priority=request.priority,
         )
         self._fleet.arrive(
             request.key,
@@ -218,6 +229,8 @@ class SimPort:
         events = _events.decode(batch) if batch else []
         for event in events:
             self._note(event)
+        if not self.reports_cached:
+            events = [_without_cached(event) for event in events]
         events += self._ticks
         self._ticks.clear()
         return events
@@ -292,3 +305,9 @@ class SimPort:
         self._fleet.shed(command.id)
         code = command.code if isinstance(command, Shed) else UpstreamConnectError.code
         self._note_error(command.id, code)
+
+
+def _without_cached(event: Event) -> Event:
+    if not isinstance(event, Finished) or event.usage is None:
+        return event
+    return replace(event, usage=replace(event.usage, cached_tokens=None))

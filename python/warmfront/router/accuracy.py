@@ -68,9 +68,14 @@ class Accuracy:
         errors = sorted(abs(predicted - reported) for predicted, reported in self._recent)
         return errors[min(len(errors) - 1, int(0.99 * len(errors)))] if errors else None
 
+    @property
+    def is_silent(self) -> bool:
+        """Whether the engine has answered and never told what was cached."""
+        return self.unreported > 0 and not self.answers
+
     def note(self) -> str | None:
         """Say what is missing, if something is."""
-        return NOT_REPORTED if self.unreported and not self.answers else None
+        return NOT_REPORTED if self.is_silent else None
 
     def _remember(self, predicted: int, reported: int) -> None:
         if len(self._recent) == WINDOW:

@@ -97,6 +97,8 @@ class ReplicaReport(Struct, frozen=True):
     engine_running: float | None
     engine_waiting: float | None
     engine_kv_usage: float | None
+    net_s: float
+    """net."""
     prefill_scale: float
     decode_base_s: float
     decode_request_s: float
@@ -114,6 +116,12 @@ class LearnedReport(Struct, frozen=True):
     prefill_pair_s: float
     """β."""
     prefill_samples: int
+    host_load_s: float
+    """ℓ: seconds a token."""
+    disk_load_s: float
+    adapter_load_s: float
+    """ℓ_a."""
+    load_samples: int
     decode_samples: int
     output_tokens: float
     """ô."""
@@ -247,6 +255,10 @@ def learned_report(learned: Learned) -> LearnedReport:
         prefill_token_s=learned.prefill.alpha,
         prefill_pair_s=learned.prefill.beta,
         prefill_samples=learned.prefill.samples,
+        host_load_s=learned.loads.host_s,
+        disk_load_s=learned.loads.disk_s,
+        adapter_load_s=learned.loads.adapter_s,
+        load_samples=learned.loads.samples,
         decode_samples=learned.decode.samples,
         output_tokens=learned.output_tokens,
         new_tokens=learned.new_tokens,
@@ -281,6 +293,7 @@ def _replica_report(pool: Pool, slot: Slot) -> ReplicaReport:
         engine_running=replica.load.running,
         engine_waiting=replica.load.waiting,
         engine_kv_usage=replica.load.kv_usage,
+        net_s=fleet.net_s[slot],
         prefill_scale=learned.prefill.scale[slot],
         decode_base_s=learned.decode.base[slot],
         decode_request_s=learned.decode.per_request[slot],

@@ -12,12 +12,14 @@ import heapq
 import math
 from dataclasses import dataclass, field
 from random import Random
+from typing import NamedTuple
 
 from warmfront.config import CostConfig, HealthConfig
 from warmfront.policy.adapters import Adapters
 from warmfront.policy.affinity import stable_hash
 from warmfront.policy.base import RATE_WINDOW_S, REBASE_AFTER_S, Ended, Fleet
 from warmfront.policy.estimators import AGE_BUCKETS, BusyPeriod, Credit, Learned
+from warmfront.policy.loads import NOTHING, Loads
 from warmfront.router.accuracy import Accuracy
 from warmfront.router.health import Health, Stretch
 from warmfront.router.turns import Waiting
@@ -25,6 +27,9 @@ from warmfront.types import Choice, EngineLoad, Finished, Overlap, PoolState, Re
 
 REPORT_S_MAX = 5.0
 """Older reports of engines say nothing of the present."""
+NET_S_MIN = 0.002
+"""Shorter ways there and back count as none: they are those of one site, and what is measured of them is mostly the
+server's own pauses, which must not tell equal replicas apart."""
 SCRAPE_JITTER_S = 0.05
 """Two ages of one scrape, told at different times, agree within this."""
 MEMORY_DELAYS = 0.9
@@ -34,8 +39,29 @@ PREFILL_SAMPLES_MIN = 3
 BESIDE = 0.5
 """Part of an answer during which what runs now still runs: of requests as long as it, half are over on average. Who
 comes later comes to all replicas alike. It also halves what chance in the slopes of equal replicas does."""
+CERTAIN_SHARE_MAX = 0.1
+"""Part of a prompt that may be expected in the cache where answers do not tell, if its prefill is to teach."""
 SLOTS_MAX = 65_536
 """Slots beyond this are ignored: no fleet has them, a broken message might."""
+
+
+class Held(NamedTuple):
+    """What a choice was expected to hold of a prompt."""
+
+    age_s: float
+    """Since the prefix was last sent there; negative: never."""
+    confirmed: int
+    """Leading tokens on the device by events alone; of the next three each counts the one before, too."""
+    device: int
+    host: int
+    disk: int
+
+    def loads(self, cached_tokens: int) -> Loads:
+        """Return what is loaded from slower tiers if so many tokens are found in all."""
+        found = min(cached_tokens, self.disk)
+        from_host = max(0, min(found, self.host) - self.device)
+        from_disk = max(0, found - max(self.host, self.device))
+        return Loads(from_host, from_disk) if from_host or from_disk else NOTHING
 
 
 @dataclass(slots=True)
@@ -47,9 +73,8 @@ class Flight:
     tried: list[Slot]
     """Replicas that could not be reached in earlier attempts."""
     choices: list[Choice]
-    held: list[tuple[float, int]]
-    """For each choice, the seconds since the prefix was last sent there, before this dispatch, and the tokens that its
-    events said it holds."""
+    held: list[Held]
+    """For each choice, what it was expected to hold before this dispatch."""
     slot: Slot | None = None
     """Row that is charged; `None`: the replica is gone."""
     predicted_tokens: int = 0
@@ -57,7 +82,9 @@ class Flight:
     credit_bucket: int = AGE_BUCKETS
     """Row of the reuse credit that this expectation was weighed with."""
     is_certain: bool = True
-    """Events confirm what is expected."""
+    """What it will compute is known before its answer tells."""
+    loads: Loads = NOTHING
+    """Expected to be loaded there."""
     sample: BusyPeriod | None = None
     """Busy period of prefill that waits for the cached tokens of this answer."""
     sent_s: float = 0.0
@@ -68,6 +95,12 @@ class Flight:
     output_tokens: float = 0.0
     context_tokens: float = 0.0
     weight: float = 1.0
+
+    def loaded(self, slot: Slot, cached_tokens: int) -> Loads:
+        """Return what `slot` loaded if it found so many tokens; what it is no choice for was not expected there."""
+        held = next((held for choice, held in zip(self.choices, self.held, strict=True) if choice.slot == slot), None)
+        found = NOTHING if held is None else held.loads(cached_tokens)
+        return found._replace(adapters=self.loads.adapters) if self.loads.adapters else found
 
 
 @dataclass
@@ -218,6 +251,8 @@ class Pool:
         fleet.block_size[slot] = replica.block_size or state.events.block_size
         fleet.capacity_tokens[slot] = replica.capacity_tokens
         fleet.kv_usage[slot] = replica.load.kv_usage
+        rtt_s = replica.load.rtt_s or 0.0
+        fleet.net_s[slot] = rtt_s if rtt_s >= NET_S_MIN else 0.0
         self.replicas[slot] = state
         if self._is_new_report(slot, replica.load):
             self.scraped.add(slot)
@@ -279,6 +314,7 @@ class Pool:
         fleet.block_size[slot] = fleet.capacity_tokens[slot] = fleet.kv_usage[slot] = None
         fleet.in_flight[slot] = fleet.pending[slot] = fleet.pending_tokens[slot] = fleet.last_used[slot] = 0
         for column in (
+            fleet.net_s,
             fleet.foreign,
             fleet.requests,
             fleet.weight,
@@ -312,7 +348,7 @@ class Pool:
         fleet.kv_usage.append(None)
         for counts in (fleet.in_flight, fleet.pending, fleet.pending_tokens, fleet.last_used):
             counts.append(0)
-        for sums in (fleet.foreign, fleet.pending_s, fleet.context_tokens, fleet.output_tokens):
+        for sums in (fleet.net_s, fleet.foreign, fleet.pending_s, fleet.context_tokens, fleet.output_tokens):
             sums.append(0.0)
         for rates in (
             fleet.arrivals,
@@ -334,8 +370,17 @@ class Pool:
 
     def dispatch(self, waiting: Waiting, choices: list[Choice], overlap: Overlap, now_s: float) -> Flight:
         """Charge the first choice of a request, and return what it is charged with."""
-        request, ages_s, confirmed = waiting.request, overlap.age_s, overlap.confirmed
-        held = [(ages_s[choice.slot], confirmed[choice.slot]) for choice in choices]
+        request = waiting.request
+        held = [
+            Held(
+                overlap.age_s[slot],
+                overlap.confirmed[slot],
+                overlap.device[slot],
+                overlap.host[slot],
+                overlap.disk[slot],
+            )
+            for slot in [choice.slot for choice in choices]
+        ]
         flight = Flight(request, waiting.attempts + 1, waiting.tried, choices, held)
         self.flights[request.id] = flight
         self._active_tokens = overlap.active_tokens
@@ -370,6 +415,7 @@ class Pool:
                 usable=not self._hidden.get(slot) and not self._crowded(slot),
                 step_s=self._step_s(slot),
                 certain=flight.is_certain,
+                loads=flight.loads,
             )
         else:
             self.fleet.learned.abandoned(slot, last=last)
@@ -415,11 +461,13 @@ class Pool:
     def _charge(self, flight: Flight, slot: Slot, now_s: float) -> None:
         fleet, learned, request = self.fleet, self.fleet.learned, flight.request
         fleet.now_s = now_s
-        _expect(flight, slot)
+        _expect(flight, slot, reports=self._reports_cached(slot))
         credit = learned.credit.factor[fleet.exact[slot]][flight.credit_bucket]
         prompt_tokens = request.prompt_tokens
         new_tokens = max(1, round(prompt_tokens - flight.predicted_tokens * credit))
-        prefill_s = learned.prefill.seconds(slot, new_tokens, prompt_tokens)
+        if request.adapter is not None and not fleet.adapters.has(slot, request.adapter):
+            flight.loads = flight.loads._replace(adapters=1.0)
+        prefill_s = learned.prefill.seconds(slot, new_tokens, prompt_tokens) + learned.loads.seconds(flight.loads)
         output_tokens = learned.expected_output_tokens(request.output_tokens_max)
         context_tokens = prompt_tokens + 0.5 * output_tokens
         flight.slot, flight.sent_s, flight.first_token_s, flight.is_prefilling = slot, now_s, None, True
@@ -430,7 +478,15 @@ class Pool:
             fleet.busy_since_s[slot] = now_s
         usable = request.stream and not self._crowded(slot)
         step_s = self._step_s(slot) if alone else 0.0
-        learned.dispatched(slot, now_s, new_tokens=new_tokens, alone=alone, usable=usable, step_s=step_s)
+        learned.dispatched(
+            slot,
+            now_s,
+            new_tokens=new_tokens,
+            alone=alone,
+            usable=usable,
+            step_s=step_s,
+            net_s=fleet.net_s[slot],
+        )
         if request.adapter is not None:
             fleet.adapters.used(slot, request.adapter, now_s)
         self.health.sent(slot, request, now_s)
@@ -450,6 +506,11 @@ class Pool:
             self._hidden[slot] = self._hidden.get(slot, 0) + 1
             heapq.heappush(self._due, (now_s + fleet.pending_s[slot], request.id))
         self._changed(slot)
+
+    def _reports_cached(self, slot: Slot) -> bool:
+        """Whether the answers of a replica tell how many tokens were cached, as far as is known."""
+        accuracy = self.accuracy.get(self.fleet.id[slot] or "")
+        return accuracy is None or not accuracy.is_silent
 
     def _progress_s(self, slot: Slot, now_s: float) -> float:
         """How long the prefill in progress has taken, as far as it was expected to take that long."""
@@ -533,13 +594,21 @@ class Pool:
         self._changed(slot)
 
 
-def _expect(flight: Flight, slot: Slot) -> None:
-    """Note what was predicted for `slot`: nothing, when it was no choice."""
+def _expect(flight: Flight, slot: Slot, *, reports: bool) -> None:
+    """Note what was predicted for `slot`: nothing, when it was no choice.
+
+    A replica that `reports` how many tokens were cached would soon show that its events are not to be believed. Of one
+    that does not, the time of a prefill says something only if hardly anything was to be found in its cache: an engine
+    that has stopped to reuse would look like a slow one.
+    """
     flight.predicted_tokens, flight.credit_bucket, flight.is_certain, flight.sample = 0, AGE_BUCKETS, True, None
-    for choice, (age_s, confirmed) in zip(flight.choices, flight.held, strict=True):
+    flight.loads = NOTHING
+    for choice, held in zip(flight.choices, flight.held, strict=True):
         if choice.slot == slot:
-            flight.predicted_tokens, flight.credit_bucket = choice.cached_tokens, Credit.bucket(age_s)
-            flight.is_certain = confirmed >= choice.cached_tokens
+            flight.predicted_tokens, flight.credit_bucket = choice.cached_tokens, Credit.bucket(held.age_s)
+            is_cold = choice.cached_tokens <= CERTAIN_SHARE_MAX * flight.request.prompt_tokens
+            flight.is_certain = held.confirmed >= choice.cached_tokens and (reports or is_cold)
+            flight.loads = held.loads(choice.cached_tokens)
             return
 
 

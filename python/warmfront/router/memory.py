@@ -65,7 +65,7 @@ KEPT = (
         shared=("output_tokens", "new_tokens"),
         by_slot=("residence_s",),
         left=(
-            *("prefill", "decode", "credit", "continuation", "regret", "sequences"),
+            *("prefill", "decode", "loads", "credit", "continuation", "regret", "sequences"),
             *("_busy", "_prefilled_s", "_paced_s", "_stretches", "_progress_s"),
         ),
     ),
@@ -77,6 +77,7 @@ KEPT = (
         by_slot=("base", "per_request", "per_token", "_covariance", "_astray"),
         left=("_prior",),
     ),
+    Kept("loads", shared=("costs", "samples", "_products", "_sums"), left=("_prior",)),
     Kept("credit", shared=("reported", "predicted", "factor")),
     Kept("continuation", shared=("_successors", "_requests", "_arrivals", "later"), left=("_turns_max",)),
     Kept(

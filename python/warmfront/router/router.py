@@ -380,6 +380,8 @@ class Router:
                 guessed=flight.new_tokens,
                 computed=max(1, tokens - reported),
                 prompt_tokens=tokens,
+                guessed_loads=flight.loads,
+                loads=flight.loaded(slot, reported),
             )
         learned.credit.learn(
             flight.credit_bucket,

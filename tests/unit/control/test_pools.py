@@ -27,6 +27,7 @@ def server(url: str = "http://a:1", **changes: Any) -> ServerFacts:
         sources={0: EventSource(f"tcp://{url[7:].partition(':')[0]}:5557", origin="engine")},
         metrics=EngineMetrics(ranks={0: RANK}),
         scraped_s=90.0,
+        took_s=(0.021, 0.012, 0.4),
     )
     return msgspec.structs.replace(facts, **changes)
 
@@ -51,7 +52,7 @@ def test_a_healthy_server_becomes_one_replica_without_notes() -> None:
     assert (replica.ready, replica.engine, replica.incarnation) == (True, "vllm", 7)
     assert (replica.block_size, replica.capacity_tokens) == (16, 1600)
     assert replica.events == EventSource("tcp://a:5557", origin="engine")
-    assert replica.load == EngineLoad(running=2.0, waiting=1.0, kv_usage=0.5, age_s=10.0)
+    assert replica.load == EngineLoad(running=2.0, waiting=1.0, kv_usage=0.5, age_s=10.0, rtt_s=0.012)
     assert replica.notes == []
 
 

@@ -10,8 +10,8 @@ import zmq
 from conftest import RecordedEngine, card, recorded
 from warmfront.clock import ManualClock
 from warmfront.config import ControlConfig, EventsConfig, ServerConfig
-from warmfront.control.facts import ServerFacts
-from warmfront.control.probe import IDENTITY_EVERY, ServerProbe
+from warmfront.control.facts import Answer, Round, ServerFacts
+from warmfront.control.probe import IDENTITY_EVERY, ROUNDS_TIMED, ServerProbe, advance
 from warmfront.engines import DIALECTS, VLLM, EventDefaults
 from warmfront.types import EventSource
 
@@ -260,3 +260,41 @@ async def test_an_answer_without_end_is_cut_off(
     engine.raw["/health"] = b"x" * 200_000
     facts = await rounds(probe_of(engine, http))
     assert (facts.ready, facts.reason) == (False, "/health: answer of more than 1000 bytes")
+
+
+class Dawdling(ManualClock):
+    """A clock by which every answer takes as long as was set: it moves when it is read for the second time."""
+
+    def __init__(self) -> None:
+        super().__init__(100.0)
+        self.took_s = 0.0
+        self._reads = 0
+
+    def now_s(self) -> float:
+        self._reads += 1
+        return super().now_s() + (0.0 if self._reads % 2 else self.took_s)
+
+
+async def test_the_way_to_a_server_is_its_quickest_answer_of_late(
+    engine: RecordedEngine, http: aiohttp.ClientSession
+) -> None:
+    probe = probe_of(engine, http, engine="generic")
+    clock = probe._clock = Dawdling()
+    assert probe.facts.rtt_s is None
+    for took_s, expected_s in [(0.2, 0.2), (0.05, 0.05), (0.3, 0.05)]:
+        clock.took_s = took_s
+        probe.facts = advance(probe.facts, Round(health=await probe._get("/health")), unready_after=3, now_s=0.0)
+        assert probe.facts.rtt_s == pytest.approx(expected_s)
+    for _ in range(ROUNDS_TIMED):
+        probe.facts = advance(probe.facts, Round(health=await probe._get("/health")), unready_after=3, now_s=0.0)
+    assert probe.facts.rtt_s == pytest.approx(0.3)
+    engine.health = 500
+    answer = await probe._get("/health")
+    assert advance(probe.facts, Round(health=answer), unready_after=3, now_s=0.0).took_s == probe.facts.took_s
+    assert (await probe._get(None)).took_s is None
+
+
+async def test_a_round_is_as_quick_as_its_quickest_answer(engine: RecordedEngine, http: aiohttp.ClientSession) -> None:
+    slow, quick = Answer(status=200, took_s=0.09), Answer(status=200, took_s=0.08)
+    facts = advance(ServerFacts(ServerConfig(url=engine.url)), Round(slow, models=quick), unready_after=3, now_s=0.0)
+    assert facts.took_s == (0.08,)

@@ -74,3 +74,19 @@ def test_an_engine_of_twice_the_speed_answers_in_half_the_time() -> None:
 
 def _seconds(result: RunResult) -> float:
     return sum(each.finished_s - each.arrived_s for each in result.outcomes if each.finished_s is not None)
+
+
+def shares_of_a_far_replica(rate: float, *, policy: str = "marginal_cost") -> float:
+    """Share of one replica of three that is 80 ms away."""
+    engines = (EngineSpec(H100, count=2), EngineSpec(H100, rtt_s=0.08))
+    source = Chats(seed=3, sessions=400, rate=rate, turns=1)
+    result = run_source(regime(*engines), source, policy, 1.0, 3)
+    far = served_by(result, 2)
+    assert all((each.first_token_s or 0.0) >= (each.dispatched_s or 0.0) + 0.08 for each in far)
+    return len(far) / len(result.outcomes)
+
+
+def test_a_far_replica_is_used_when_near_ones_cost_more_than_the_way() -> None:
+    assert shares_of_a_far_replica(8.0) == 0.0
+    assert 0.02 < shares_of_a_far_replica(60.0) < shares_of_a_far_replica(120.0) < 0.3
+    assert shares_of_a_far_replica(8.0, policy="round_robin") > 0.3

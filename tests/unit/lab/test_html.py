@@ -6,7 +6,7 @@ import re
 from html.parser import HTMLParser
 
 import pytest
-from support.lab_figures import figures, regime, results, three_policies
+from support.lab_figures import figures, regime, results, three_policies, two_classes
 from warmfront.lab.results import Cell
 
 pytest.importorskip("matplotlib", reason="the extra lab is not installed")
@@ -82,3 +82,12 @@ def test_a_plot_of_nothing_but_infinite_points_is_empty_and_not_an_error() -> No
     made = results(Cell("chat", "a", 4.0, figures(ttft_p99_s=None)), regimes=(regime(),))
     (curve,) = [curve for curve in CURVES if curve.metric.field == "ttft_p99_s"]
     assert plot(curve, made, "chat", lines(["a"], "marginal_cost")).startswith("<svg")
+
+
+def test_groups_have_tables_of_their_own_and_what_is_not_judged_is_not_marked() -> None:
+    made = render(two_classes())
+    assert "<h4>serving at 4, people</h4>" in made
+    assert "people: the same; batch: TTFT 60 s, TPOT 100 ms, by goodput alone" in made
+    assert '<td class="">8.00 s (0.12)</td>' in made
+    assert '<td class="lost">0.400 s (0.50)</td>' in made
+    assert len(re.findall(r"<tr><td>peer</td>", made)) == 3  # all, and two groups

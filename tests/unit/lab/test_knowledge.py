@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import msgspec
 import pytest
 from support.lab import Chats, Given, regime
 from warmfront.clock import MonotonicClock
-from warmfront.config import PolicyConfig, RouterConfig
+from warmfront.config import CostConfig, PolicyConfig, RouterConfig
 from warmfront.lab.fleet import open_fleet
 from warmfront.lab.model import EngineSpec, EventSpec, RunResult, Segment, SimRequest
 from warmfront.lab.run import run_source
@@ -13,6 +16,7 @@ from warmfront.ports.agenda import Agenda
 from warmfront.ports.sim import SimIndex, SimPort, Stages
 from warmfront.ports.sim_view import SimView
 from warmfront.router import Router
+from warmfront.types import Command, Event, Finished
 
 H100 = "llama-3.1-8b-h100"
 
@@ -160,3 +164,47 @@ def test_a_request_goes_only_where_its_adapter_is() -> None:
 def test_a_request_longer_than_the_engine_takes_is_refused_by_it() -> None:
     result = given(ask(0, 0.0, (1, 20_000)), ask(1, 1.0, (1, 100)), engine=small())
     assert [each.error for each in result.outcomes] == ["status_400", None]
+
+
+def test_engines_that_reuse_nothing_for_a_while_do_so_for_the_given_share_of_the_requests() -> None:
+    engine = EngineSpec(H100, count=1, uncached=(0.25, 0.75))
+    spec = msgspec.structs.replace(regime(engine), requests=40)
+    asked = Given(*(ask(key, 2.0 * key, (1, 640), (100 + key, 64)) for key in range(40)))
+    result = run_source(spec, asked, "round_robin", 1.0, 0)
+    assert [each.key for each in result.outcomes if each.cached_tokens == 0] == [0, *range(10, 30)]
+    assert all(each.predicted_tokens == 640 for each in result.outcomes[1:])
+
+
+def test_where_answers_do_not_say_what_was_cached_the_lab_knows_and_the_router_does_not() -> None:
+    spec = regime(EngineSpec(H100, count=1))
+    silent = msgspec.structs.replace(spec, fleet=msgspec.structs.replace(spec.fleet, reports_cached=False))
+    seen: list[int | None] = []
+
+    class Listening(Router):
+        def step(self, events: Sequence[Event]) -> list[Command]:
+            seen.extend(each.usage.cached_tokens for each in events if isinstance(each, Finished) and each.usage)
+            return super().step(events)
+
+    for told in (spec, silent):
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr("warmfront.lab.run.Router", Listening)
+            result = run_source(told, Given(ask(0, 0.0, (1, 640)), ask(1, 5.0, (1, 640), (2, 64))), "session", 1.0, 0)
+        assert [each.cached_tokens for each in result.outcomes] == [0, 640]
+    assert seen == [0, 640, None, None]
+
+
+def learned_host_load_s(prior_s: float, *, host_token_s: float) -> float:
+    """Ask about more documents than the device holds, and tell what the pool learned of its host tier."""
+    engine = EngineSpec(H100, count=1, kv_tokens=40_000, host_tokens=400_000, host_token_s=host_token_s)
+    spec, agenda = regime(engine).fleet, Agenda()
+    fleet, stages = open_fleet(spec, agenda, seed=5), Stages(MonotonicClock())
+    router = Router(RouterConfig(policy=PolicyConfig(cost=CostConfig(host_load_s=prior_s))), SimIndex(fleet, stages))
+    view = SimView(fleet, agenda, block_size=spec.block_size)
+    asked = [ask(key, 2.0 * key, (1 + key % 12, 8000), (100 + key, 200)) for key in range(120)]
+    SimPort(fleet, router, Given(*asked), agenda=agenda, view=view, stages=stages).run()
+    return router._pools["lab"].fleet.learned.loads.host_s
+
+
+@pytest.mark.parametrize("factor", [0.25, 4.0])
+def test_what_the_host_tier_costs_is_learned_from_first_tokens(factor: float) -> None:
+    assert learned_host_load_s(2e-5 * factor, host_token_s=2e-5) == pytest.approx(2e-5, rel=0.25)

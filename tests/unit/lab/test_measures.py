@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 
 import pytest
+from msgspec.structs import replace
 from support.lab_figures import GOOD, figures, outcome, regime, result
-from warmfront.lab.measures import TtftTargets, cold_prefill_s, histogram_percentile, mean, measure, percentile
+from warmfront.lab.measures import Measures, Targets, cold_prefill_s, histogram_percentile, mean, measure, percentile
+from warmfront.lab.model import Group, Outcome
 from warmfront.sim.latency import preset
 
 
@@ -108,8 +110,71 @@ def test_a_cold_prefill_goes_in_steps_of_the_batch_limit() -> None:
 def test_a_target_may_grow_with_the_prompt() -> None:
     demanding = regime(ttft_s=0.5, ttft_prefills=2.0)
     asked = outcome(0, 0.1, 0.2, prompt_tokens=100)
-    assert TtftTargets(demanding).seconds(asked) == pytest.approx(0.5 + 2 * cold_prefill_s(preset("demo"), 100))
-    assert TtftTargets(regime(ttft_s=0.5)).seconds(asked) == 0.5
+    assert Targets(demanding).ttft_s(asked) == pytest.approx(0.5 + 2 * cold_prefill_s(preset("demo"), 100))
+    assert Targets(regime(ttft_s=0.5)).ttft_s(asked) == 0.5
+
+
+PEOPLE = Group(name="people", priority=0)
+BATCH = Group(name="batch", priority=10, ttft_s=5.0, tpot_s=0.5)
+
+
+def of_classes(*outcomes: Outcome, warmup: float = 0.0, groups: tuple[Group, ...] = (PEOPLE, BATCH)) -> Measures:
+    return measure(result(*outcomes), replace(regime(warmup=warmup), groups=groups))
+
+
+def test_each_group_is_measured_by_itself_and_against_targets_of_its_own() -> None:
+    measured = of_classes(
+        outcome(0, 0.5, 1.5),
+        outcome(1, 4.0, 8.0, priority=10, cached_tokens=10),  # late and slow for a person, in time for the batch
+        outcome(2, 6.0, 7.0, priority=10),
+        outcome(3, 2.0, 3.0),
+    )
+    people, batch = measured.groups["people"], measured.groups["batch"]
+    assert (people.ttft_p50_s, people.ttft_p99_s, people.requests) == (0.5, 2.0, 2)
+    assert (batch.ttft_p50_s, batch.ttft_p99_s, batch.hit_rate) == (4.0, 6.0, 0.5)
+    assert (people.good_share, batch.good_share) == (0.5, 0.5)
+    assert (people.goodput, batch.goodput) == (1 / 3, 1.0)
+    assert (people.overrun_p99, batch.overrun_p99) == (2.0, 1.2)
+
+
+def test_the_figures_of_all_requests_hold_each_to_the_targets_of_its_group() -> None:
+    rows = [outcome(0, 0.5, 1.5), outcome(1, 4.0, 8.0, priority=10), outcome(2, 4.0, 5.0, priority=3)]
+    measured = of_classes(*rows)
+    assert (measured.ttft_share, measured.tpot_share, measured.good_share) == (2 / 3, 1.0, 2 / 3)
+    assert sum(each.requests for each in measured.groups.values()) == 2  # priority 3 is in no group
+    assert measure(result(*rows), regime()).good_share == 1 / 3
+
+
+def test_a_group_is_chosen_by_part_flow_and_priority_and_the_first_that_agrees_has_it() -> None:
+    rows = [outcome(0, 0.1, 0.2, flow="a"), outcome(1, 0.1, 0.2, flow="a", priority=1), outcome(2, 0.1, 0.2)]
+    rows[2].group = "docs"
+    groups = (Group(name="urgent a", flow="a", priority=0), Group(name="a", flow="a"), Group(name="d", part="docs"))
+    assert {name: each.requests for name, each in of_classes(*rows, groups=groups).groups.items()} == {
+        "urgent a": 1,
+        "a": 1,
+        "d": 1,
+    }
+
+
+def test_the_warm_up_is_of_all_requests_and_a_group_that_has_none_left_is_not_there() -> None:
+    measured = of_classes(outcome(0, 0.1, 0.2), outcome(1, 0.1, 0.2, priority=10), warmup=0.5)
+    assert list(measured.groups) == ["batch"]
+
+
+def test_seeds_of_groups_are_averaged_where_all_have_them() -> None:
+    first = of_classes(outcome(0, 0.2, 0.3), outcome(1, 0.1, 0.2, priority=10))
+    second = of_classes(outcome(0, 0.4, 0.5))
+    averaged = mean([first, second])
+    assert list(averaged.groups) == ["people"]
+    assert averaged.groups["people"].ttft_p99_s == pytest.approx(0.3)
+
+
+def test_a_load_holds_when_it_does_for_each_group() -> None:
+    calm = [outcome(key, 0.1, 0.2) for key in range(300)]
+    assert of_classes(*calm, outcome(300, 1.0, 2.0, priority=10)).holds
+    failing = of_classes(*calm, outcome(300, 6.0, 7.0, priority=10))
+    assert failing.ttft_share > 0.99
+    assert not failing.holds
 
 
 def test_seeds_are_averaged_and_one_that_never_came_makes_the_mean_infinite() -> None:

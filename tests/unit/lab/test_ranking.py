@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
+import msgspec
 import pytest
-from support.lab_figures import figures, regime, results, three_policies
+from msgspec.structs import replace
+from support.lab_figures import figures, regime, results, three_policies, two_classes
 from warmfront.errors import ConfigError
 from warmfront.lab import ranking
 from warmfront.lab.results import Cell, Metric, scores, significant
@@ -95,6 +97,69 @@ def test_a_file_of_another_kind_is_refused_by_name(tmp_path: Path) -> None:
         read(path)
     with pytest.raises(ConfigError, match="No such file"):
         read(tmp_path / "missing.json")
+
+
+def test_a_regime_with_groups_is_judged_by_them_and_by_what_they_lack() -> None:
+    compared = ranking.comparisons(two_classes())
+    assert [(row.metric, row.place) for row in ranking.judged(compared)] == [
+        ("TTFT p99", "serving at 4, people"),
+        ("goodput", "serving at 4, people"),
+        ("goodput", "serving at 4, batch"),
+        ("ITL p99", "serving at 4"),
+        ("TPOT p99", "serving at 4, people"),
+    ]
+    assert [row.place for row in ranking.losing(ranking.judged(compared), "marginal_cost")] == ["serving at 4, batch"]
+    shown = [(row.metric, row.place, row.scores["marginal_cost"]) for row in compared if not row.is_judged]
+    assert ("TTFT p99", "serving at 4", 0.125) in shown
+    assert ("TTFT p99", "serving at 4, batch", pytest.approx(1 / 9)) in shown
+
+
+def test_the_groups_of_a_regime_weigh_as_much_as_one_row() -> None:
+    rows = ranking.judged(ranking.comparisons(two_classes()))
+    goodput = [row for row in rows if row.metric == "goodput"]
+    assert [row.weight for row in goodput] == [0.5, 0.5]
+    alone = ranking.comparisons(three_policies())
+    (own,) = [each for each in ranking.standings([*goodput, alone[0]]) if each.policy == "marginal_cost"]
+    assert own.mean == pytest.approx(0.8 ** (0.5 / 2))  # as if the regime had one row of 0.8 ** 0.5
+    duel = ranking.duels([*goodput, alone[0]], "marginal_cost")["peer"]
+    assert (duel.own, duel.other) == pytest.approx((0.8**0.25, 0.8**0.5))
+
+
+def test_groups_that_are_shown_only_leave_the_judgement_to_all_requests() -> None:
+    made = two_classes()
+    groups = tuple(replace(group, compared=()) for group in made.regimes[0].groups)
+    rows = ranking.judged(ranking.comparisons(replace(made, regimes=(replace(made.regimes[0], groups=groups),))))
+    assert [(row.metric, row.place) for row in rows] == [
+        (metric, "serving at 4") for metric in ("TTFT p99", "goodput", "ITL p99")
+    ]
+
+
+def test_results_with_groups_survive_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "results.json"
+    write(two_classes(), path)
+    assert read(path) == two_classes()
+
+
+def test_a_file_of_the_format_before_groups_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "results.json"
+    write(three_policies(), path)
+    tree = msgspec.json.decode(path.read_bytes())
+    for name in ("format", "groups", "group_columns"):
+        del tree[name]
+    for old in tree["regimes"]:
+        del old["groups"]
+    path.write_bytes(msgspec.json.encode(tree))
+    assert read(path) == three_policies()
+
+
+@pytest.mark.parametrize("number", [3, 0, "2"])
+def test_a_file_of_a_later_format_is_refused_by_name(tmp_path: Path, number: object) -> None:
+    path = tmp_path / "results.json"
+    write(three_policies(), path)
+    tree = msgspec.json.decode(path.read_bytes())
+    path.write_bytes(msgspec.json.encode({**tree, "format": number}))
+    with pytest.raises(ConfigError, match=rf"results\.json: format {number} is not known; this version reads up to 2"):
+        read(path)
 
 
 @pytest.mark.parametrize(

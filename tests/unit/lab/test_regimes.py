@@ -81,6 +81,8 @@ def test_extending_merges_tables_and_replaces_lists(tmp_path: Path) -> None:
         ("count = 2", "count = 0", "fleet.engines[0].count: expected at least 1"),
         ("count = 2", "cuont = 2", "fleet.engines[0]: object contains unknown field `cuont`"),
         ("count = 2", "leaves_s = 0.0", "fleet.engines[0].leaves_s: expected later than joins_s"),
+        ("count = 2", "count = 2, rtt_s = -1", "fleet.engines[0].rtt_s: expected 0 or more"),
+        ("count = 2", "count = 2, uncached = [0.5, 0.5]", "fleet.engines[0].uncached: expected two shares"),
         ("[slo]", "[fleet.events]\nloss = 1.5\n[slo]", "fleet.events.loss: expected a share from 0 to 1"),
         ('kind = "unique"', 'kind = "uniqeu"', "workload.kind: expected one of adapters, agent"),
         ('kind = "unique"', 'kind = "unique"\nprompt = -1', "workload.prompt: expected `float` >= 0.0"),
@@ -111,6 +113,14 @@ def test_extending_merges_tables_and_replaces_lists(tmp_path: Path) -> None:
             "parts[0].workload.kind: azure has arrival times of its own and cannot be a part",
         ),
         ("[slo]", "[slo", "(at line 12, column 5)"),
+        ("[slo]", '[[groups]]\nname = "a"\n[slo]', "groups[0].name: expected a name, and at least one of part, flow"),
+        ("[slo]", '[[groups]]\nname = "a"\nflow = "a"\n' * 2 + "[slo]", "groups: expected a name of its own for each"),
+        ("[slo]", '[[groups]]\nname = "a"\nflow = "a"\nttft_s = 0\n[slo]', "groups[0].ttft_s: expected more than 0"),
+        (
+            "[slo]",
+            '[[groups]]\nname = "a"\nflow = "a"\ncompared = ["itl_p99_s"]\n[slo]',
+            "groups[0].compared[0]: invalid enum value",
+        ),
     ],
 )
 def test_a_wrong_field_is_named_with_its_file(tmp_path: Path, old: str, new: str, message: str) -> None:

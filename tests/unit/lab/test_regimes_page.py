@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support.lab_figures import figures, regime, results, three_policies
+from support.lab_figures import figures, regime, results, three_policies, two_classes
 from warmfront.errors import ConfigError
 from warmfront.lab import grid
 from warmfront.lab.regimes_page import read_reasons, render
@@ -82,6 +82,19 @@ def test_what_was_not_run_is_said() -> None:
     assert "**1 cells of the regimes below were not run.**" in page
     assert "| chat at 4 | 0.400 s | **1.00** | - | 0.50 |" in page
     assert "were not run" not in render(three_policies(), {})
+
+
+def test_groups_have_rows_of_their_own_and_all_requests_are_shown_in_brackets() -> None:
+    page = render(two_classes(), {"serving": "People come first."})
+    assert "| serving at 4, batch | goodput | ▼ 0.80 | 8.00 | 10.0 (peer) |" in page
+    assert "| marginal_cost is within 3 % of the best in every cell | 4 of 5 cells; worst 0.80: goodput" in page
+    assert "| serving at 4, people | 0.200 s | **1.00** | 0.50 |" in page
+    assert "| (serving at 4) | 1.00 s | (0.12) | (1.00) |" in page
+    assert "| (serving at 4, batch) | 1.00 s | (0.11) | (1.00) |" in page
+    assert page.index("## ITL p99") < page.index("## TPOT p99") < page.index("## The regimes")
+    assert "TTFT 1 s, TPOT 100 ms; people: the same; batch: TTFT 60 s, TPOT 100 ms, by goodput alone |" in page
+    assert "a row of its own" in page
+    assert "a row of its own" not in render(three_policies(), {})
 
 
 def test_the_same_results_give_the_same_page() -> None:

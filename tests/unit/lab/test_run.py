@@ -6,8 +6,10 @@ import msgspec
 import pytest
 from support.lab import Chats, regime
 from warmfront.errors import ConfigError
+from warmfront.lab import regime as regimes
+from warmfront.lab.measures import measure
 from warmfront.lab.model import EventSpec, RunResult
-from warmfront.lab.run import run_source
+from warmfront.lab.run import run, run_source
 
 H100 = "llama-3.1-8b-h100"
 
@@ -49,3 +51,20 @@ def test_knowing_prefixes_beats_not_knowing_them() -> None:
 def test_an_unknown_policy_is_named() -> None:
     with pytest.raises(ConfigError, match="nonsense"):
         chats("nonsense")
+
+
+def test_what_became_of_a_request_says_whose_it_was() -> None:
+    described = regimes.load("priorities")
+    result = run(msgspec.structs.replace(described, requests=60), "marginal_cost", 30.0, 1)
+    labels = {(each.group, each.flow, each.priority) for each in result.outcomes}
+    assert labels == {("people", "people", 0), ("batch", "batch", 10)}
+    measured = measure(result, described)
+    assert set(measured.groups) == {"people", "batch"}
+    assert sum(each.requests for each in measured.groups.values()) == measured.requests
+
+
+@pytest.mark.parametrize(("name", "first", "others"), [("fan-out", 1, 6), ("best-of-n", 1, 7)])
+def test_requests_that_belong_together_say_which_of_them_came_first(name: str, first: int, others: int) -> None:
+    described = msgspec.structs.replace(regimes.load(name), requests=(first + others) * 4, warmup=0.0)
+    groups = measure(run(described, "marginal_cost", described.loads[0], 1), described).groups
+    assert [each.requests for each in groups.values()] == [4 * first, 4 * others]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 
 from rich.console import Console
-from support.lab_figures import figures, results, three_policies
+from support.lab_figures import figures, results, three_policies, two_classes
 from warmfront.lab.results import Cell, Results
 from warmfront.lab.table import tables
 
@@ -58,6 +58,38 @@ def test_losing_cells_are_marked_without_colour() -> None:
     lines = printed(three_policies()).splitlines()
     (row,) = [line for line in lines if line.startswith("slow") and "never" in line]
     assert "never ▼0.00" in row
+
+
+GROUPS = """\
+serving: title of serving, 4 requests/s
+policy             TTFT p99     goodput        ITL p99  hit rate  failed  imbalance  TTFT p50  TTFT p90  end to end p99
+peer           1.00 s  1.00  10.0  1.00  20.0 ms  1.00    50.0 %       0       1.25   0.100 s   0.200 s          5.00 s
+marginal_cost  8.00 s  0.12  10.0  1.00  20.0 ms  1.00    50.0 %       0       1.25   0.100 s   0.200 s          5.00 s
+ITL p99: 2 policies tie
+
+serving at 4, people
+policy              TTFT p99     goodput       TPOT p99  hit rate  failed  TTFT p50  TTFT p90  end to end p99
+marginal_cost  0.200 s  1.00  10.0  1.00  20.0 ms  1.00    50.0 %       0   0.100 s   0.200 s          5.00 s
+peer           0.400 s ▼0.50  10.0  1.00  20.0 ms  1.00    50.0 %       0   0.100 s   0.200 s          5.00 s
+TTFT p99: marginal_cost, 100 % ahead of peer
+goodput: 2 policies tie
+TPOT p99: 2 policies tie
+
+serving at 4, batch
+policy             TTFT p99     goodput       TPOT p99  hit rate  failed  TTFT p50  TTFT p90  end to end p99
+peer           1.00 s  1.00  10.0  1.00  20.0 ms  1.00    50.0 %       0   0.100 s   0.200 s          5.00 s
+marginal_cost  9.00 s  0.11  8.00 ▼0.80  20.0 ms  1.00    50.0 %       0   0.100 s   0.200 s          5.00 s
+goodput: peer, 25 % ahead of marginal_cost
+
+over all cells (TTFT p99, goodput, ITL p99, TPOT p99)
+policy         geometric mean  worst  within 3 %  worst cell
+marginal_cost           0.972   0.80      4 of 5  goodput, serving at 4, batch
+peer                    0.841   0.50      4 of 5  TTFT p99, serving at 4, people
+"""
+
+
+def test_groups_have_tables_of_their_own_and_only_what_is_judged_is_marked() -> None:
+    assert printed(two_classes()) == GROUPS.rstrip()
 
 
 def test_one_policy_alone_has_no_ranking() -> None:

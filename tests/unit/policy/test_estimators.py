@@ -396,3 +396,14 @@ def test_beyond_the_limit_a_request_waits_for_the_ends_of_those_before_it() -> N
     learned.finished(Slot(0), output_tokens=None, residence_s=learned.residence_s[0])
     assert learned.admission_s(Slot(0), 255) == 0.0
     assert learned.admission_s(Slot(0), 255 + 128) == pytest.approx(0.5 * learned.residence_s[0])
+
+
+def test_the_way_to_a_replica_is_no_part_of_its_prefill() -> None:
+    learned, near = Learned(CostConfig()), Learned(CostConfig())
+    for each, net_s in ((learned, 0.5), (near, 0.0)):
+        each.grow()
+        for number in range(30):
+            each.dispatched(Slot(0), 10.0 * number, new_tokens=4000, alone=True, usable=True, net_s=net_s)
+            each.first_token(Slot(0), 10.0 * number + 0.4 + net_s, new_tokens=4000, prompt_tokens=4000, last=True)
+    assert learned.prefill.samples == 30
+    assert learned.prefill.alpha == pytest.approx(near.prefill.alpha)

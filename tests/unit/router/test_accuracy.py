@@ -58,3 +58,27 @@ def test_the_fleet_report_holds_the_error_of_each_replica() -> None:
     assert report["answers"] == report["exact_matches"] == 4
     assert report["predicted_cached_tokens"] == report["reported_cached_tokens"] == 3 * 1584
     assert report["mismatch"] is False
+
+
+@pytest.mark.parametrize(("reports", "samples"), [(True, 12), (False, 0)])
+def test_where_answers_do_not_tell_what_was_cached_warm_prompts_say_nothing_of_the_engine(
+    reports: bool, samples: int
+) -> None:
+    """Events promise 15,000 of 16,000 tokens, and the engine takes as long as if it had computed them all."""
+    world = World(1)
+    learned = world.router._pools["m"].fleet.learned
+    first = world.send(prefix_key=1)
+    world.finish(first, cached_tokens=0 if reports else None)
+    world.index.held[(0, 77)] = 15_008
+    for _ in range(12):
+        dispatch = world.send(prefix_key=77, prompt_tokens=16_000)
+        world.index.held[(0, 77)] = 15_008
+        world.now_s += 0.5
+        world.first_token(dispatch)
+        world.finish(dispatch, cached_tokens=15_008 if reports else None)
+        world.now_s += 10.0
+    assert learned.prefill.samples == samples
+    cold = world.send(prefix_key=5, prompt_tokens=16_000)
+    world.now_s += 1.0
+    world.first_token(cold)
+    assert learned.prefill.samples == samples + 1

@@ -59,3 +59,11 @@ def test_a_saturated_engine_has_room_when_as_many_have_ended_as_waited_however_o
     world.now_s += 0.7
     tell(world, age_s=0.0, running=4.0, waiting=1.0, kv_usage=0.99)
     assert pool.saturated[0] == pool.fleet.in_flight[0] - 1
+
+
+def test_a_way_of_milliseconds_is_no_difference_and_a_long_one_is() -> None:
+    world = World(0)
+    world.set_fleet([busy(replica(slot), rtt_s=rtt_s) for slot, rtt_s in enumerate([None, 0.0019, 0.08])])
+    assert world.router._pools["m"].fleet.net_s == [0.0, 0.0, 0.08]
+    world.set_fleet([busy(replica(2), rtt_s=None)])
+    assert world.router._pools["m"].fleet.net_s == [0.0, 0.0, 0.0]

@@ -9,6 +9,7 @@ use warmfront_core::mailbox::{Basis, Event, Failure, RequestFacts, RequestId, Ro
 use warmfront_core::requests::{Prompt, prefix_key};
 
 use super::member::Work;
+use super::post::Letter;
 use super::{Fleet, POOL};
 use crate::content::{self, Segment};
 use crate::engine::{CacheEvent, EngineRequest, StepResult};
@@ -145,14 +146,40 @@ impl Fleet {
 
     fn send(&mut self, id: RequestId, slot: Slot) {
         let member = &mut self.members[slot as usize];
+        let Some(flight) = self.flights.get_mut(&id) else { return };
+        flight.slot = Some(slot);
+        member.in_flight += 1;
+        if member.spec.rtt_s > 0.0 {
+            let at_s = self.now_s + 0.5 * member.spec.rtt_s;
+            self.post.send(at_s, Letter::Request { id, slot });
+        } else {
+            self.submit(id, slot);
+        }
+    }
+
+    /// A letter has come.
+    pub(super) fn arrived_at_last(&mut self) {
+        match self.post.take() {
+            Some(Letter::Request { id, slot }) if self.is_at(id, slot) => self.submit(id, slot),
+            Some(Letter::Event { id, event }) if self.flights.contains_key(&id) => self.tell(id, *event),
+            _ => {} // the engine has died meanwhile, and the request with it
+        }
+    }
+
+    fn is_at(&self, id: RequestId, slot: Slot) -> bool {
+        self.flights.get(&id).is_some_and(|flight| flight.slot == Some(slot))
+    }
+
+    /// The request is at its engine.
+    fn submit(&mut self, id: RequestId, slot: Slot) {
+        let member = &mut self.members[slot as usize];
         let (Some(flight), Some(engine)) = (self.flights.get_mut(&id), &mut member.engine) else { return };
         let request = EngineRequest { reads_cache: member.spec.caching, ..flight.request.clone() };
-        flight.slot = Some(slot);
         if engine.submit(id, request).is_err() {
+            member.in_flight -= 1;
             self.refused(id, slot);
             return;
         }
-        member.in_flight += 1;
         let begins_s = match member.work {
             Work::Idle => {
                 member.work = Work::Starting;
@@ -237,12 +264,30 @@ impl Fleet {
             return;
         }
         flight.has_begun = true;
-        self.events.push(Event::FirstToken { id, time_s: self.now_s, slot });
+        self.say(id, slot, |time_s| Event::FirstToken { id, time_s, slot });
+    }
+
+    /// Lets the router know, once the word has come that far.
+    fn say(&mut self, id: RequestId, slot: Slot, event: impl FnOnce(f64) -> Event) {
+        let way_s = 0.5 * self.members[slot as usize].spec.rtt_s;
+        let event = event(self.now_s + way_s);
+        if way_s > 0.0 {
+            self.post.send(self.now_s + way_s, Letter::Event { id, event: Box::new(event) });
+        } else {
+            self.tell(id, event);
+        }
+    }
+
+    fn tell(&mut self, id: RequestId, event: Event) {
+        if matches!(event, Event::Finished { .. }) {
+            self.flights.remove(&id);
+            self.forget(id);
+        }
+        self.events.push(event);
     }
 
     fn finished(&mut self, id: RequestId, slot: Slot) {
-        let Some(flight) = self.flights.remove(&id) else { return };
-        self.forget(id);
+        let Some(flight) = self.flights.get(&id) else { return };
         self.members[slot as usize].in_flight -= 1;
         let usage = Usage {
             prompt_tokens: Some(flight.request.prompt_tokens),
@@ -250,7 +295,7 @@ impl Fleet {
             output_tokens: Some(flight.request.output_tokens),
         };
         let chunks = flight.request.output_tokens - 1;
-        self.events.push(Event::Finished { id, time_s: self.now_s, slot, status: 200, usage: Some(usage), chunks });
+        self.say(id, slot, |time_s| Event::Finished { id, time_s, slot, status: 200, usage: Some(usage), chunks });
     }
 
     /// What a step changed, as an engine publishes it.

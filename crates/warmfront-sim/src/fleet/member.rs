@@ -14,6 +14,8 @@ pub(super) struct Spec {
     pub(super) caching: bool,
     /// Names of models that it does not serve.
     pub(super) lacks: Vec<String>,
+    /// Seconds from the router to it and back.
+    pub(super) rtt_s: f64,
 }
 
 #[derive(Debug)]

@@ -10,6 +10,7 @@
 mod feed;
 mod flights;
 mod member;
+mod post;
 mod tally;
 mod view;
 
@@ -29,6 +30,7 @@ use crate::engine::{Engine, EngineConfig, EngineError};
 use feed::Feed;
 use flights::Flight;
 use member::{Appointment, Member, Spec, Work};
+use post::Post;
 use tally::Tally;
 
 pub use flights::Arrival;
@@ -72,6 +74,7 @@ pub struct Fleet {
     members: Vec<Member>,
     appointments: BinaryHeap<Appointment>,
     appointed: u64,
+    post: Post,
     index: Arc<Index>,
     feed: Feed,
     view: Arc<ArcSwap<FleetView>>,
@@ -96,6 +99,7 @@ impl Fleet {
             members: Vec::new(),
             appointments: BinaryHeap::new(),
             appointed: 0,
+            post: Post::default(),
             index: Arc::new(Index::new(options.index)),
             feed: Feed::new(options.delay_s, options.loss, options.seed),
             // The table reads its clock only for callers that do not say what time it is.
@@ -118,13 +122,27 @@ impl Fleet {
 
     // -- who is there. The router learns of it with the next `probe`.
 
-    /// Adds a replica whose process does not run yet. Slots are never given twice.
-    pub fn join(&mut self, config: EngineConfig, caching: bool, lacks: Vec<String>) -> Result<Slot, EngineError> {
+    /// Adds a replica whose process does not run yet, `rtt_s` there and back from the router. Slots are never given
+    /// twice.
+    pub fn join(
+        &mut self,
+        config: EngineConfig,
+        caching: bool,
+        lacks: Vec<String>,
+        rtt_s: f64,
+    ) -> Result<Slot, EngineError> {
         Engine::new(config.clone())?;
         let slot = self.members.len() as Slot;
         let id = format!("http://engine-{slot}:8000");
-        self.members.push(Member::new(slot, Spec { id, config, caching, lacks }));
+        self.members.push(Member::new(slot, Spec { id, config, caching, lacks, rtt_s }));
         Ok(slot)
+    }
+
+    /// Whether the replica reuses what it holds, from the next request on. What it publishes stays the same.
+    pub fn set_caching(&mut self, slot: Slot, caching: bool) {
+        if let Some(member) = self.members.get_mut(slot as usize) {
+            member.spec.caching = caching;
+        }
     }
 
     /// The replica's process runs from now on, with an empty cache.
@@ -181,11 +199,21 @@ impl Fleet {
     /// Moves time to `until_s`, or to the first moment before it at which there are events to take. Returns that time.
     pub fn advance(&mut self, until_s: f64) -> f64 {
         self.ended.clear();
-        while let Some(next) = self.appointments.peek().copied().filter(|next| next.at_s <= until_s) {
-            if !self.events.is_empty() && next.at_s > self.now_s {
+        loop {
+            let work = self.appointments.peek().copied().filter(|next| next.at_s <= until_s);
+            let post_s = self.post.next_s().filter(|at_s| *at_s <= until_s);
+            // What arrives at the moment at which a step begins is there when it does.
+            let is_post = post_s.is_some_and(|at_s| work.is_none_or(|next| at_s <= next.at_s));
+            let Some(at_s) = (if is_post { post_s } else { work.map(|next| next.at_s) }) else { break };
+            if !self.events.is_empty() && at_s > self.now_s {
                 return self.now_s;
             }
-            self.appointments.pop();
+            if is_post {
+                self.now_s = self.now_s.max(at_s);
+                self.arrived_at_last();
+                continue;
+            }
+            let Some(next) = self.appointments.pop() else { break };
             if self.members[next.slot as usize].epoch == next.epoch {
                 self.now_s = self.now_s.max(next.at_s);
                 self.work_ended(next.slot);

@@ -67,7 +67,10 @@ impl Fleet {
             block_size: Some(block_size),
             capacity_tokens: Some(capacity),
             events: self.options.publish.then(source),
-            load: member.engine.as_ref().map_or_else(EngineLoad::default, |engine| told(Load::of(engine))),
+            load: EngineLoad {
+                rtt_s: (member.spec.rtt_s > 0.0).then_some(member.spec.rtt_s),
+                ..member.engine.as_ref().map_or_else(EngineLoad::default, |engine| told(Load::of(engine)))
+            },
             lacks: member.spec.lacks.clone(),
             ..ReplicaUpdate::default()
         };
@@ -100,5 +103,6 @@ fn told(load: Load) -> EngineLoad {
         kv_usage: Some(load.kv_usage),
         age_s: Some(0.0),
         worked_tokens: None,
+        rtt_s: None,
     }
 }

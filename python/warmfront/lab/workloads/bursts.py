@@ -11,6 +11,7 @@ from random import Random
 from typing import Annotated
 
 from msgspec import Meta, Struct
+from msgspec.structs import replace
 
 from warmfront.lab.jobs import Job, Step
 from warmfront.lab.model import Segment
@@ -19,6 +20,10 @@ from warmfront.lab.workloads.draw import Draw
 from warmfront.lab.workloads.registry import kind
 
 Count = Annotated[int, Meta(ge=1)]
+
+FIRST, LATER = "first", "later"
+PARENTS, CHILDREN = "parents", "children"
+"""Groups of requests. A mixture's part puts its own in their place."""
 
 
 class Siblings(Struct, frozen=True, forbid_unknown_fields=True):
@@ -39,7 +44,8 @@ def siblings(parameters: Siblings, draw: Draw, arrivals: Iterator[float]) -> Ite
         session = draw.session()
         prompt = ((draw.content(), draw_count(parameters.prompt, random)),)
         delays = sorted(random.uniform(0.0, parameters.spread_s) for _ in range(parameters.samples))
-        yield Job(at_s, tuple(_step(prompt, parameters.output, random, delay_s, session) for delay_s in delays))
+        steps = [_step(prompt, parameters.output, random, delay_s, session, group=LATER) for delay_s in delays]
+        yield Job(at_s, (replace(steps[0], group=FIRST), *steps[1:]))
 
 
 class FanOut(Struct, frozen=True, forbid_unknown_fields=True):
@@ -80,6 +86,7 @@ def _family(parameters: FanOut, system: Segment, draw: Draw, random: Random) -> 
             parameters.delay_s + random.uniform(0.0, parameters.spread_s),
             session,
             turn=1,
+            group=CHILDREN,
         )
         for _ in range(parameters.children)
     ]
@@ -90,11 +97,19 @@ def _family(parameters: FanOut, system: Segment, draw: Draw, random: Random) -> 
         answer=answer,
         session=session,
         then=tuple(children),
+        group=PARENTS,
     )
 
 
 def _step(
-    prompt: tuple[Segment, ...], output: Amount, random: Random, delay_s: float, session: int, turn: int = 0
+    prompt: tuple[Segment, ...],
+    output: Amount,
+    random: Random,
+    delay_s: float,
+    session: int,
+    *,
+    turn: int = 0,
+    group: str,
 ) -> Step:
     return Step(
         prompt=prompt,
@@ -103,4 +118,5 @@ def _step(
         delay_s=delay_s,
         session=session,
         turn=turn,
+        group=group,
     )
