@@ -103,8 +103,8 @@ def named(title: str) -> Metric:
 def contests(results: Results) -> list[Contest]:
     """Return the cells that the default policy loses, the worst first; groups of requests are left out."""
     lost = ranking.losing(ranking.judged(ranking.comparisons(results)), DEFAULT)
-    wanted = [row for row in lost if row.load is not None and row.group is None]
-    return [Contest(row.regime, row.load, row.metric, _rivals(row)) for row in wanted]
+    whole = [row for row in lost if row.group is None]
+    return [Contest(row.regime, row.load, row.metric, _rivals(row)) for row in whole if row.load is not None]
 
 
 def _rivals(row: ranking.Comparison) -> tuple[str, ...]:
