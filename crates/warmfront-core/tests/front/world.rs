@@ -28,6 +28,13 @@ use warmfront_core::requests::RequestTable;
 /// Longest that a test waits for anything.
 pub const PATIENCE: Duration = Duration::from_secs(20);
 
+/// A free port of one of this machine's own addresses, of each in turn: a long run would have every port of a single one
+/// in `TIME_WAIT`.
+pub fn loopback() -> String {
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    format!("127.0.0.{}:0", 1 + NEXT.fetch_add(1, Ordering::Relaxed) % 250)
+}
+
 /// What a scripted engine does with one request.
 pub enum Act {
     /// Writes these pieces, each by itself, and keeps the connection.
@@ -57,7 +64,7 @@ pub struct Engine {
 
 impl Engine {
     pub async fn start(script: impl Fn(&Heard) -> Act + Send + Sync + 'static) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let listener = TcpListener::bind(loopback()).await.unwrap();
         let engine = Self {
             address: listener.local_addr().unwrap(),
             heard: Arc::default(),
@@ -284,7 +291,7 @@ impl World {
         let outset = Arc::<Outset>::default();
         let requests = Arc::new(RequestTable::new(Arc::clone(&fleet), clock));
         let preparer = Arc::new(Preparer::new((&index_config(), &session_config()), 1, clock, Arc::clone(&metrics)));
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let listener = TcpListener::bind(loopback()).await.unwrap();
         let address = listener.local_addr().unwrap();
         let front = Front::new(
             (options.front, options.upstream),

@@ -13,6 +13,7 @@ use warmfront_core::kv::wire;
 use warmfront_core::kv::zmtp::{Kind, Socket};
 
 use crate::seeds;
+use crate::world::loopback;
 
 const MESSAGE_BYTES_MAX: usize = 64 * 1024;
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -40,7 +41,7 @@ static RUNTIME: LazyLock<Runtime> = LazyLock::new(|| Runtime::new().unwrap());
 
 /// A peer that says `said` whatever it hears, then closes.
 async fn peer(said: Vec<u8>) -> String {
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let listener = TcpListener::bind(loopback()).await.unwrap();
     let endpoint = format!("tcp://{}", listener.local_addr().unwrap());
     tokio::spawn(async move {
         let (mut socket, _) = listener.accept().await.unwrap();
