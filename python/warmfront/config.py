@@ -428,6 +428,9 @@ class CostConfig(Struct, frozen=True, forbid_unknown_fields=True):
     priority_step: Annotated[float, Meta(ge=1)] = 2.0
     """How much more a request weighs than one whose `priority` is 1 higher (lower numbers are more urgent, as in vLLM).
     1 makes all equal."""
+    fairness_weight: Annotated[float, Meta(ge=0)] = 3.0
+    """How much more what others wait counts against a flow that uses all of the fleet, in proportion down to its fair
+    share: 3 makes it four times as much. Fair shares follow `router.flow.weights`. 0: flows do not matter."""
     ttft_limit_s: Annotated[float, Meta(gt=0)] | None = None
     """A request of priority 0 or below that would wait longer than this goes where it waits less than half of it, if
     such a replica exists and the fleet has room. Unset: no limit."""

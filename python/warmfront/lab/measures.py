@@ -184,10 +184,11 @@ class Targets:
         self._slo = regime.slo
         self._groups = [(group, group.slo(regime.slo)) for group in regime.groups]
         self._engine = regime.fleet.engines[0]
+        self._requests = max(1, regime.requests)
 
     def group(self, outcome: Outcome) -> Group | None:
         """Return the group of a request; `None`: it is in none."""
-        return next((group for group, _ in self._groups if _selects(group, outcome)), None)
+        return next((group for group, _ in self._groups if self._selects(group, outcome)), None)
 
     def ttft_s(self, outcome: Outcome) -> float:
         """Return the target of one request for its first token."""
@@ -202,11 +203,11 @@ class Targets:
         return self._of(outcome).tpot_s
 
     def _of(self, outcome: Outcome) -> Slo:
-        return next((slo for group, slo in self._groups if _selects(group, outcome)), self._slo)
+        return next((slo for group, slo in self._groups if self._selects(group, outcome)), self._slo)
 
-
-def _selects(group: Group, outcome: Outcome) -> bool:
-    return group.selects(part=outcome.group, flow=outcome.flow, priority=outcome.priority)
+    def _selects(self, group: Group, outcome: Outcome) -> bool:
+        share = outcome.key / self._requests
+        return group.selects(part=outcome.group, flow=outcome.flow, priority=outcome.priority, share=share)
 
 
 def cold_prefill_s(preset: Preset, prompt_tokens: int) -> float:

@@ -121,7 +121,7 @@ Comparable = Literal["ttft_p99_s", "goodput", "tpot_p99_s"]
 
 
 class Group(Struct, frozen=True, forbid_unknown_fields=True):
-    """Requests that are measured by themselves: a tenant, a priority, a part of a mixture.
+    """Requests that are measured by themselves: a tenant, a priority, a part of a mixture, a stretch of the run.
 
     Those belong to it that agree with every selector given. A request belongs to the first group it agrees with.
     """
@@ -131,6 +131,8 @@ class Group(Struct, frozen=True, forbid_unknown_fields=True):
     """`group` of the workload's part."""
     flow: str | None = None
     priority: int | None = None
+    between: tuple[float, float] | None = None
+    """Shares of the run's requests, by the order in which they were made: from the first up to below the second."""
     ttft_s: float | None = None
     """Target of its own; what is not given is the regime's. The same holds of the next two."""
     tpot_s: float | None = None
@@ -139,9 +141,10 @@ class Group(Struct, frozen=True, forbid_unknown_fields=True):
     """What policies are compared by here. For work that nobody waits for that is goodput alone: late within its target
     is not worse than early. Empty: its figures are shown only."""
 
-    def selects(self, *, part: str, flow: str, priority: int) -> bool:
-        """Return whether it agrees with a request of these labels."""
-        return self.part in (None, part) and self.flow in (None, flow) and self.priority in (None, priority)
+    def selects(self, *, part: str, flow: str, priority: int, share: float) -> bool:
+        """Return whether it agrees with a request of these labels, made behind a share of the others."""
+        is_labelled = self.part in (None, part) and self.flow in (None, flow) and self.priority in (None, priority)
+        return is_labelled and (self.between is None or self.between[0] <= share < self.between[1])
 
     def slo(self, regime: Slo) -> Slo:
         """Return its targets in a regime with these."""

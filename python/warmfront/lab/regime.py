@@ -119,7 +119,8 @@ def _check(regime: Regime) -> None:
 
 def _group_rules(group: Group) -> dict[str, bool]:
     return {
-        "name": bool(group.name) and (group.part, group.flow, group.priority) != (None, None, None),
+        "name": bool(group.name) and (group.part, group.flow, group.priority, group.between) != (None,) * 4,
+        "between": group.between is None or 0 <= group.between[0] < group.between[1] <= 1,
         "ttft_s": group.ttft_s is None or group.ttft_s > 0,
         "tpot_s": group.tpot_s is None or group.tpot_s > 0,
         "ttft_prefills": group.ttft_prefills is None or group.ttft_prefills >= 0,
@@ -158,7 +159,8 @@ _EXPECTED = {
     "block_size": _COUNT,
     "scrape_s": _POSITIVE,
     "groups": "expected a name of its own for each",
-    "name": "expected a name, and at least one of part, flow and priority",
+    "name": "expected a name, and at least one of part, flow, priority and between",
+    "between": "expected two shares from 0 to 1, the first below the second",
     "ttft_prefills": _NATURAL,
     "delay_s": _NATURAL,
     "loss": "expected a share from 0 to 1",

@@ -17,6 +17,7 @@ from msgspec import Struct
 
 from warmfront.policy.adapters import Adapters
 from warmfront.policy.estimators import Learned
+from warmfront.policy.fairness import Shares
 from warmfront.types import Choice, Overlap, Request, Slot
 
 RATE_WINDOW_S = 30.0
@@ -59,6 +60,8 @@ class Fleet:
         self.learned = learned
         self.adapters = adapters
         """Which adapters each replica has loaded, by our own dispatches."""
+        self.shares = Shares()
+        """How much each flow uses of the pool."""
         self.now_s = 0.0
         self.held_s = 0.0
         """How long the oldest request that the router holds has waited: work that no replica's row shows."""

@@ -59,6 +59,7 @@ class Evaluation:
         "loads_s",
         "mean_cost_s",
         "output_tokens",
+        "overdraft",
         "overlap",
         "own_decay",
         "own_weight",
@@ -129,7 +130,10 @@ class Evaluation:
         self.usual_weight = weight_total / max(1.0, requests) if weight_total else own_weight
         mix = config.fleet_mix
         mean, own, decay = mix / len(fleet.eligible), 1.0 - mix, fleet.decay() / RATE_WINDOW_S
-        stall = config.ttft_target_s / (learned.expected_output_tokens(None) * config.tpot_target_s) / own_weight
+        self.overdraft = fleet.shares.overdraft(request.flow)
+        # What others wait weighs more against a flow that uses more than its share.
+        others = (1.0 + config.fairness_weight * self.overdraft) / own_weight
+        stall = config.ttft_target_s / (learned.expected_output_tokens(None) * config.tpot_target_s) * others
         # Of a replica that runs nothing
         self.price_base = 1.0 + stall * prices.STALL_MIX * weight_total / len(fleet.eligible)
         self.arrivals_mean = mean * decay * arrivals
@@ -137,7 +141,7 @@ class Evaluation:
         self.stall_own, self.own_decay, self.arrival_weight = (
             stall * (1.0 - prices.STALL_MIX),
             own * decay,
-            config.arrival_weight / own_weight,
+            config.arrival_weight * others,
         )
         self.decode_weight = (
             config.ttft_target_s / config.tpot_target_s * prices.decode_share(request, learned.output_tokens)
@@ -182,7 +186,7 @@ class Evaluation:
         own_weight, shared_tokens = self.own_weight, self.shared_tokens
         later_turns, session_tokens = self.later_turns, self.session_tokens
         future = config.future_weight * later_turns
-        exact, block_size, doubt = fleet.exact, fleet.block_size, self.doubt
+        exact, block_size, doubt, overdraft = fleet.exact, fleet.block_size, self.doubt, self.overdraft
         limit_size: int | None = None
         limit = prompt_tokens - 1 if prompt_tokens else 0
         length = float(prompt_tokens)  # arithmetic on floats alone is the interpreter's fast path
@@ -296,6 +300,7 @@ class Evaluation:
                     tier_load,
                     adapter_load,
                     own_weight,
+                    overdraft,
                 )
             )
         return found

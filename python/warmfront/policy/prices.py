@@ -72,6 +72,7 @@ class Costs(Struct, frozen=True, gc=False):
     tier_load_s: float
     adapter_load_s: float
     weight: float
+    overdraft: float
 
     @property
     def first_token_s(self) -> float:
@@ -151,6 +152,7 @@ FACTORS = (
     ("loading from slower tiers", "ℓ·e", "s", "tier_load_s"),
     ("adapter load", "ℓ_a", "s", "adapter_load_s"),
     ("weight of this request's priority", "w", "1", "weight"),
+    ("its flow's use above a fair share", "o", "1", "overdraft"),
     ("cost by load alone", "C₀", "s", "blind_s"),
 )
 """Name, symbol, unit and field of what the terms were made of."""

@@ -96,6 +96,11 @@ class Flight:
     context_tokens: float = 0.0
     weight: float = 1.0
 
+    @property
+    def tokens(self) -> float:
+        """What its flow is charged with: tokens to compute and to produce."""
+        return self.new_tokens + self.output_tokens
+
     def loaded(self, slot: Slot, cached_tokens: int) -> Loads:
         """Return what `slot` loaded if it found so many tokens; what it is no choice for was not expected there."""
         held = next((held for choice, held in zip(self.choices, self.held, strict=True) if choice.slot == slot), None)
@@ -387,6 +392,7 @@ class Pool:
         if request.route == "prefix" and request.basis != "none":
             self.fleet.learned.regret.follow(now_s, overlap.evicted_blocks, overlap.regretted_blocks)
         self._charge(flight, choices[0].slot, now_s)
+        self.fleet.shares.add(request.flow, flight.tokens, now_s)
         return flight
 
     def move(self, flight: Flight, slot: Slot, now_s: float) -> bool:

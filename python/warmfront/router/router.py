@@ -286,6 +286,7 @@ class Router:
                     seed=policy.seed,
                     choices_max=self._config.choices_max,
                 )
+                self._pools[state.name].fleet.shares.reweigh(self._config.flow.weights)
             pool = self._pools[state.name]
             pool.fleet.now_s = self._now_s
             pool.follow(state)
@@ -310,6 +311,7 @@ class Router:
             pool.health.config = config.health
             pool.fleet.choices_max = config.choices_max
             pool.fleet.priority_step = config.policy.cost.priority_step
+            pool.fleet.shares.reweigh(config.flow.weights)
             self._admission.follow(pool)
 
     def _paced(self, event: Paced) -> None:
@@ -541,7 +543,7 @@ class Router:
     def _dispatch(self, waiting: Waiting, pool: Pool, overlap: Overlap, decision: Decision) -> Dispatch:
         request, choices = waiting.request, decision.choices
         flight = pool.dispatch(waiting, choices, overlap, self._now_s)
-        self._flow.served(waiting, self._now_s, flight.new_tokens + flight.output_tokens)
+        self._flow.served(waiting, self._now_s, flight.tokens)
         if pool.health.watches:
             pool.admit(self._now_s)
         self._pool_of[request.id] = pool

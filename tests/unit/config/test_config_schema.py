@@ -32,6 +32,7 @@ PLAIN_NUMBERS = {
     "margin": "a share",
     "priority_step": "a ratio",
     "arrival_weight": "a weight",
+    "fairness_weight": "a weight",
     "memory_weight": "a weight",
     "eviction_weight": "a weight",
     "future_weight": "a weight",

@@ -156,6 +156,13 @@ def test_a_group_is_chosen_by_part_flow_and_priority_and_the_first_that_agrees_h
     }
 
 
+def test_a_group_may_be_a_stretch_of_the_run() -> None:
+    groups = (Group(name="first half", between=(0.0, 0.5)), Group(name="rest", between=(0.5, 1.0)))
+    measured = of_classes(*(outcome(key, 0.1, 0.2) for key in (0, 4, 5, 9)), groups=groups)  # a run of ten
+    assert {name: each.requests for name, each in measured.groups.items()} == {"first half": 2, "rest": 2}
+    assert Group(name="all", between=(0.0, 1.0)).selects(part="", flow="", priority=0, share=0.99)
+
+
 def test_the_warm_up_is_of_all_requests_and_a_group_that_has_none_left_is_not_there() -> None:
     measured = of_classes(outcome(0, 0.1, 0.2), outcome(1, 0.1, 0.2, priority=10), warmup=0.5)
     assert list(measured.groups) == ["batch"]
