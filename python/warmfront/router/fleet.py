@@ -144,9 +144,9 @@ class Pool:
     """Model → rows that do not serve it, for models that some replica lacks: adapters are loaded one by one."""
     _peaks: dict[Slot, tuple[int, int]] = field(default_factory=dict)
     _reports: dict[Slot, tuple[EngineLoad, float]] = field(default_factory=dict)
+    """The last report of each row, and the moment it speaks of."""
     _worked: dict[Slot, tuple[float, float]] = field(default_factory=dict)
     """Counter of an engine's work, and when it was read last."""
-    """The last report of each row, and the moment it speaks of."""
     _due: list[tuple[float, RequestId]] = field(default_factory=list)
     _active_tokens: list[int] = field(default_factory=list)
     """Tokens of distinct blocks in use, by slot, as the last overlap told."""
