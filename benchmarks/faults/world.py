@@ -29,6 +29,7 @@ from faults.doors import EventDoor, HttpDoor
 
 sys.path.insert(0, str(ROOT / "tests"))  # for the one name server that does what it is told
 from support.dns_server import NameServer
+from warmfront.config import merged_with
 
 MODEL = contenders.MODEL
 Source = Literal["config", "file", "dns"]
@@ -270,7 +271,7 @@ def _router(
         "fleet": found or {"servers": servers},
     }
     path = folder / "warmfront.yaml"
-    text = yaml.safe_dump(_merged(tree, settings)).replace(FOLDER, str(folder))
+    text = yaml.safe_dump(merged_with(tree, settings)).replace(FOLDER, str(folder))
     path.write_text(text, encoding="utf-8")
     return Process(name, [sys.executable, "-m", "warmfront", "serve", "--config", str(path)], log)
 
@@ -279,12 +280,3 @@ def _discovery(source: Source, folder: Path, names: NameServer) -> dict[str, Any
     if source == "file":
         return {"type": "file", "path": str(folder / "servers.yaml")}
     return {"type": "srv", "name": SERVICE, "nameservers": [names.address], "interval_s": 1.0, "timeout_s": 1.0}
-
-
-def _merged(tree: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
-    merged = dict(tree)
-    for key, value in more.items():
-        merged[key] = (
-            _merged(tree[key], value) if isinstance(value, dict) and isinstance(tree.get(key), dict) else value
-        )
-    return merged

@@ -708,7 +708,7 @@ def load_with_sources(
     for source, layer in layers:
         try:
             _check(layer, source)
-            merged = _merge(merged, layer)
+            merged = merged_with(merged, layer)
             sources |= dict.fromkeys(_leaves(layer), source)
         except RecursionError as error:
             raise ConfigError(f"{source}: a value contains itself, or is nested too deeply") from error
@@ -883,12 +883,12 @@ def _nest(path: Sequence[str], text: str) -> dict[str, Any]:
     return value
 
 
-def _merge(weak: dict[str, Any], strong: dict[str, Any]) -> dict[str, Any]:
+def merged_with(weak: dict[str, Any], strong: dict[str, Any]) -> dict[str, Any]:
     """Merge mappings key by key; everything else, lists among it, is replaced whole."""
     merged = dict(weak)
     for name, value in strong.items():
         below = merged.get(name)
-        merged[name] = _merge(below, value) if isinstance(below, dict) and isinstance(value, dict) else value
+        merged[name] = merged_with(below, value) if isinstance(below, dict) and isinstance(value, dict) else value
     return merged
 
 

@@ -8,8 +8,6 @@ use crate::metrics::Metrics;
 pub trait Meter: Send + Sync {
     fn add(&self, name: &'static str, labels: &[&str], by: u64);
     fn set(&self, name: &'static str, labels: &[&str], value: f64);
-    /// Drops all series with this label value: what it named is gone.
-    fn forget(&self, label: &'static str, value: &str);
     /// Drops all series whose value of this label is none of `known`.
     fn retain(&self, label: &'static str, known: &HashSet<&str>);
 }
@@ -21,10 +19,6 @@ impl Meter for Metrics {
 
     fn set(&self, name: &'static str, labels: &[&str], value: f64) {
         Metrics::set(self, name, labels, value);
-    }
-
-    fn forget(&self, label: &'static str, value: &str) {
-        Metrics::forget(self, label, value);
     }
 
     fn retain(&self, label: &'static str, known: &HashSet<&str>) {
@@ -39,7 +33,6 @@ pub struct NoMeter;
 impl Meter for NoMeter {
     fn add(&self, _name: &'static str, _labels: &[&str], _by: u64) {}
     fn set(&self, _name: &'static str, _labels: &[&str], _value: f64) {}
-    fn forget(&self, _label: &'static str, _value: &str) {}
     fn retain(&self, _label: &'static str, _known: &HashSet<&str>) {}
 }
 

@@ -189,16 +189,6 @@ impl Metrics {
         self.histogram(name, labels).observe(value);
     }
 
-    /// Forgets every series whose label `label` has this value: a replica that left shows no stale gauge.
-    pub fn forget(&self, label: &str, value: &str) {
-        for family in self.families.values() {
-            let Some(position) = family.config.labels.iter().position(|name| name == label) else { continue };
-            let mut series = family.series.lock();
-            series.rows.retain(|(labels, _)| labels[position] != value);
-            series.values[position].remove(value);
-        }
-    }
-
     /// Drops all series whose value of this label is none of `known`, whoever wrote them and when. The value that stands
     /// for all beyond the bound stays.
     pub fn retain(&self, label: &str, known: &HashSet<&str>) {
@@ -397,7 +387,7 @@ mod tests {
     fn a_forgotten_replica_shows_no_more_and_frees_its_label_value() {
         let metrics = Metrics::new(&[family("ready", MetricKind::Gauge, &["replica"])], 1);
         metrics.set("ready", &["a"], 1.0);
-        metrics.forget("replica", "a");
+        metrics.retain("replica", &HashSet::new());
         metrics.set("ready", &["b"], 1.0);
         assert!(metrics.render().ends_with("ready{replica=\"b\"} 1\n"));
     }

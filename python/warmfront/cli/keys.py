@@ -7,9 +7,7 @@ bits, so a plain SHA-256 of it cannot be turned back; passwords chosen by people
 from __future__ import annotations
 
 import hashlib
-import os
 import secrets
-import tempfile
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
@@ -19,6 +17,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from warmfront.cli.output import show, show_json, table
+from warmfront.control.files import write_private
 from warmfront.errors import ConfigError
 
 PREFIX = "wfk_"
@@ -140,16 +139,7 @@ def write(path: Path, file: KeyFile) -> None:
     Raises:
         ConfigError: It cannot be written.
     """
-    content = msgspec.json.format(msgspec.json.encode(file), indent=2) + b"\n"
     try:
-        owner = path.stat() if path.exists() else None
-        descriptor, draft = tempfile.mkstemp(dir=path.resolve().parent, prefix=f".{path.name}.")
-        with os.fdopen(descriptor, "wb") as stream:
-            stream.write(content)
-            stream.flush()
-            os.fsync(stream.fileno())
-        if owner is not None:
-            os.chmod(draft, owner.st_mode & 0o777)  # a router of another user of the group goes on reading it
-        os.replace(draft, path.resolve())
+        write_private(path, msgspec.json.format(msgspec.json.encode(file), indent=2) + b"\n")
     except OSError as error:
         raise ConfigError(f"cannot write {path}: {error.strerror}") from error

@@ -16,6 +16,7 @@ from msgspec import Struct
 
 from warmfront.config import Config, redacted
 from warmfront.control import snapshot
+from warmfront.control.answers import as_json
 from warmfront.control.authentication import authentication
 from warmfront.control.fleet import FleetKeeper
 from warmfront.control.link import Link, Reply
@@ -70,20 +71,24 @@ class Admin:
     async def health(self, request: web.Request) -> web.Response:
         """Answer that this process lives, and which data process it belongs to."""
         hello = self._link.hello
-        return _json({"status": "ok", "serving": hello.serving if hello else None, "pid": hello.pid if hello else None})
+        return as_json(
+            {"status": "ok", "serving": hello.serving if hello else None, "pid": hello.pid if hello else None}
+        )
 
     async def fleet(self, request: web.Request) -> web.Response:
         """Answer everything known about pools and replicas."""
         answer = await self._ask("fleet")
-        return _json(fleet_report(self._fleet.update, self._fleet.facts, self._fleet.checks, self._link.state, answer))
+        return as_json(
+            fleet_report(self._fleet.update, self._fleet.facts, self._fleet.checks, self._link.state, answer)
+        )
 
     async def config(self, request: web.Request) -> web.Response:
         """Answer the effective configuration; header values are hidden."""
-        return _json(redacted(self._config))
+        return as_json(redacted(self._config))
 
     async def policy(self, request: web.Request) -> web.Response:
         """Answer the policy's name, constants and learned values."""
-        return _json(await self._ask("policy"))
+        return as_json(await self._ask("policy"))
 
     async def explain(self, request: web.Request) -> web.Response:
         """Answer what would be decided about the request in the body, without dispatching it."""
@@ -137,19 +142,15 @@ def _refusal(reply: Reply) -> ClientError:
     return InvalidRequestError(words) if reply.status < 500 else CoreError(words)
 
 
-def _json(content: Any, status: int = 200) -> web.Response:
-    return web.Response(status=status, body=msgspec.json.encode(content), content_type="application/json")
-
-
 @web.middleware
 async def _in_openai_form(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Turn every error into an OpenAI error body."""
     try:
         return await handler(request)
     except ClientError as error:
-        return _json(error.body(), error.status)
+        return as_json(error.body(), error.status)
     except web.HTTPException as error:
-        return _json(_named(error, request).body(), error.status)
+        return as_json(_named(error, request).body(), error.status)
 
 
 def _named(error: web.HTTPException, request: web.Request) -> ClientError:

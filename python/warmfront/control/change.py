@@ -17,6 +17,7 @@ from aiohttp import web
 
 from warmfront.config import Config, ConfigSources, reload_request
 from warmfront.control import drain
+from warmfront.control.answers import as_json
 from warmfront.control.files import write_private
 from warmfront.control.fleet import FleetKeeper
 from warmfront.control.generations import Generations
@@ -137,13 +138,13 @@ class Changes:
             changed = await self.reload()
         except ConfigError as error:
             raise InvalidRequestError(str(error)) from error
-        return _json({"applied": changed.applied, "restart_needed": changed.restart_needed})
+        return as_json({"applied": changed.applied, "restart_needed": changed.restart_needed})
 
     async def _post_drain(self, request: web.Request) -> web.Response:
-        return _json(await self._ask("drain"))
+        return as_json(await self._ask("drain"))
 
     async def _post_undrain(self, request: web.Request) -> web.Response:
-        return _json(await self._ask("undrain"))
+        return as_json(await self._ask("undrain"))
 
     async def _post_replica_drain(self, request: web.Request) -> web.Response:
         return await self._drain_replica(request, is_draining=True)
@@ -163,14 +164,10 @@ class Changes:
         logger.info("%s: %s", "draining" if is_draining else "in service again", ", ".join(replicas))
         in_flight = _in_flight(await self._ask("fleet"))
         rows = [{"id": each, "draining": is_draining, "in_flight": in_flight.get(each)} for each in replicas]
-        return _json({"replicas": rows})
+        return as_json({"replicas": rows})
 
 
 def _in_flight(router: dict[str, Any]) -> dict[str, int]:
     """Requests that run on each replica, by id, as the router answers."""
     rows = [row for pool in router.get("pools", []) for row in pool.get("replicas", [])]
     return {row["id"]: row["in_flight"] for row in rows}
-
-
-def _json(content: Any) -> web.Response:
-    return web.Response(body=msgspec.json.encode(content), content_type="application/json")

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from pathlib import Path
 
 from warmfront.errors import ConfigError
+
+Version = tuple[int, int, int, int, int]
 
 SECRET_BYTES_MAX = 4096
 """A longer file is no file with a token."""
@@ -14,14 +17,30 @@ SECRET_BYTES_MAX = 4096
 def write_private(path: Path, content: bytes) -> None:
     """Put `content` at `path` so that a reader sees the file before or the file after, and nobody else reads it.
 
+    It is on disk when this returns. A file that is there keeps its mode: whoever was let in by it stays let in.
+
     Raises:
         OSError: The file cannot be written; the one before is unchanged.
     """
-    draft = path.with_name(f"{path.name}.new")
-    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with open(descriptor, "wb") as file:
-        file.write(content)
-    draft.replace(path)
+    target = path.resolve()
+    mode = target.stat().st_mode & 0o777 if target.exists() else None
+    descriptor, draft = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    try:
+        with open(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        if mode is not None:
+            os.chmod(draft, mode)
+        os.replace(draft, target)
+    except OSError:
+        os.unlink(draft)
+        raise
+
+
+def version_of(status: os.stat_result) -> Version:
+    """Return what tells one version of a file from another, its content unread."""
+    return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 
 
 def read_secret(path: str) -> str:

@@ -24,6 +24,7 @@ LIVE = (
     "front.idle_timeout_s",
     "front.write_timeout_s",
     "front.connections_max",
+    "front.streams_per_client_max",
     "front.expose_headers",
     "front.grace_s",
     "front.keep_alive_s",

@@ -14,14 +14,13 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from warmfront.config import ControlConfig, ServerConfig, TlsConfig, with_variables
-from warmfront.control.files import read_secret
+from warmfront.control.files import Version, read_secret, version_of
 from warmfront.errors import ConfigError
 from warmfront.types import TlsOptions
 
 logger = logging.getLogger(__name__)
 
 Value = TypeVar("Value")
-Stamp = tuple[int, ...] | None
 
 
 class Watched(Generic[Value]):
@@ -41,14 +40,14 @@ class Watched(Generic[Value]):
         self._field = field
         self._paths = paths
         self._load = load
-        self._seen = self._stamps()
+        self._seen = self._versions()
         self._value = load()
 
     def current(self) -> Value:
         """Return the value of the files as they are now."""
-        stamps = self._stamps()
-        if stamps != self._seen:
-            self._seen = stamps
+        versions = self._versions()
+        if versions != self._seen:
+            self._seen = versions
             try:
                 self._value = self._load()
                 logger.info("%s: read again", self._field)
@@ -56,17 +55,15 @@ class Watched(Generic[Value]):
                 logger.warning("%s: %s; what was read before stays in charge", self._field, error)
         return self._value
 
-    def _stamps(self) -> list[Stamp]:
-        return [_stamp(path) for path in self._paths]
+    def _versions(self) -> list[Version | None]:
+        return [_version(path) for path in self._paths]
 
 
-def _stamp(path: str) -> Stamp:
-    """Return what tells one version of a file from another; `None`: it is not there."""
+def _version(path: str) -> Version | None:
     try:
-        told = Path(path).stat()
+        return version_of(Path(path).stat())
     except OSError:
-        return None
-    return (told.st_dev, told.st_ino, told.st_size, told.st_mtime_ns, told.st_ctime_ns)
+        return None  # it is not there
 
 
 def require_safe_admin(control: ControlConfig) -> None:

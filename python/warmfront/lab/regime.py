@@ -8,10 +8,10 @@ lists among it, is replaced whole.
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from warmfront.config import merged_with
 from warmfront.errors import ConfigError
 from warmfront.lab import workloads
 from warmfront.lab.model import EngineSpec, EventSpec, Regime, Source
@@ -82,15 +82,7 @@ def _content(path: Path, depth: int) -> dict[str, Any]:
         return content
     if not isinstance(base, str) or depth == 0:
         raise ConfigError(f"extends: expected the name of a regime, at most {EXTENDS_MAX} deep, got {base!r}")
-    return _merged(_content(_path(base), depth - 1), content)
-
-
-def _merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    merged = dict(base)
-    for name, value in changes.items():
-        old = merged.get(name)
-        merged[name] = _merged(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
-    return merged
+    return merged_with(_content(_path(base), depth - 1), content)
 
 
 def _located(table: Any, directory: Path) -> Any:

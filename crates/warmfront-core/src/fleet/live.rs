@@ -150,7 +150,6 @@ impl Fleet {
         self.degraded = update.degraded;
         self.is_partial = update.is_partial;
         self.sources = update.sources;
-        let before = (self.pools.len(), self.replicas());
         self.pools.retain(|name, _| update.pools.iter().any(|pool| pool.name == *name));
         let lives = |id: &String| update.pools.iter().any(|pool| pool.replicas.iter().any(|replica| replica.id == *id));
         self.unconfirmed.retain(|id, _| lives(id));
@@ -158,13 +157,7 @@ impl Fleet {
             self.update_pool(pool);
         }
         self.reconcile();
-        if before != (self.pools.len(), self.replicas()) {
-            self.sweep();
-        }
-    }
-
-    fn replicas(&self) -> usize {
-        self.pools.values().map(|live| live.update.replicas.len()).sum()
+        self.sweep();
     }
 
     /// Drops the series of everything that is not in the fleet any more. Level-triggered, as the fleet itself is: who

@@ -109,7 +109,6 @@ impl LivePool {
             if let Some(id) = gone.map(|live| live.id().to_owned()) {
                 self.leave(slot);
                 self.learned.remove(&id);
-                means.meter.forget("replica", &id);
             }
         }
         for replica in &update.replicas {

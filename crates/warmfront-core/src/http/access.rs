@@ -102,7 +102,7 @@ impl Access {
             keys,
             is_metrics_open: config.metrics_without_key,
             engine_headers: EngineHeaders::new(&config.headers)?,
-            shares: Arc::new(Shares { max: config.streams_per_client_max, taken: Mutex::default() }),
+            shares: Arc::default(),
         })
     }
 
@@ -177,14 +177,14 @@ impl Access {
     ///
     /// # Errors
     ///
-    /// It has as many running as it may. A trusted peer without a key stands for many clients and has no such limit.
-    pub(crate) fn share(&self, caller: &Caller) -> Result<Option<Share>, Denied> {
+    /// It has `max` running, as many as it may. A trusted peer without a key stands for many clients and has no such limit.
+    pub(crate) fn share(&self, caller: &Caller, max: usize) -> Result<Option<Share>, Denied> {
         let client = match &caller.key {
             Some(key) => Client::Key(Arc::clone(&key.name)),
             None if caller.peer.is_trusted => return Ok(None),
             None => Client::Address(network_of(caller.peer.address)),
         };
-        self.shares.take(client).map(Some)
+        self.shares.take(client, max).map(Some)
     }
 
     /// What of a client's headers an engine gets.
@@ -298,17 +298,16 @@ enum Client {
 }
 
 /// Requests running now, by client. An entry lives as long as one of them.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Shares {
-    max: usize,
     taken: Mutex<HashMap<Client, usize>>,
 }
 
 impl Shares {
-    fn take(self: &Arc<Self>, client: Client) -> Result<Share, Denied> {
+    fn take(self: &Arc<Self>, client: Client, max: usize) -> Result<Share, Denied> {
         let mut taken = self.taken.lock();
         let count = taken.get(&client).copied().unwrap_or(0);
-        if count >= self.max {
+        if count >= max {
             return Err(Denied::TooManyStreams);
         }
         taken.insert(client.clone(), count + 1);
@@ -359,13 +358,13 @@ mod tests {
 
     #[test]
     fn a_share_is_given_back_when_dropped_and_leaves_nothing_behind() {
-        let shares = Arc::new(Shares { max: 2, taken: Mutex::default() });
+        let shares = Arc::<Shares>::default();
         let client = Client::Address(1);
-        let held = [shares.take(client.clone()).unwrap(), shares.take(client.clone()).unwrap()];
-        assert_eq!(shares.take(client.clone()).unwrap_err(), Denied::TooManyStreams);
-        assert!(shares.take(Client::Key("a".into())).is_ok(), "others are not held up");
+        let held = [shares.take(client.clone(), 2).unwrap(), shares.take(client.clone(), 2).unwrap()];
+        assert_eq!(shares.take(client.clone(), 2).unwrap_err(), Denied::TooManyStreams);
+        assert!(shares.take(Client::Key("a".into()), 2).is_ok(), "others are not held up");
         drop(held);
-        assert!(shares.take(client).is_ok());
+        assert!(shares.take(client, 2).is_ok());
         assert!(shares.taken.lock().is_empty());
     }
 }

@@ -2,8 +2,10 @@
 //!
 //! The end has three steps, see [`Stop`](super::stop): readiness fails and answers ask for the connection to be closed; after the
 //! settle time nothing is accepted any more, and what the kernel had accepted for us by then is still served; running
-//! answers end. A client is refused by none of them. One task a connection; it serves the requests, polls the engines' connections and writes the answers. The function
-//! runs on whatever runtime calls it, so one I/O thread means a runtime of one thread and no synchronisation.
+//! answers end. A client is refused by none of them.
+//!
+//! One task a connection: it serves the requests, polls the engines' connections and writes the answers. The function runs
+//! on whatever runtime calls it, so one I/O thread means a runtime of one thread and no synchronisation.
 
 use std::convert::Infallible;
 use std::future::Future;

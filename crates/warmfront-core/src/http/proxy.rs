@@ -204,7 +204,7 @@ async fn forward_for(
     mut request: Request<Incoming>,
     endpoint: Option<Endpoint>,
 ) -> Response<Reply> {
-    let share = match front.access.share(caller) {
+    let share = match front.access.share(caller, front.config.streams_per_client_max) {
         Ok(share) => share,
         Err(denied) => return turned_away(front, request.uri().path(), denied),
     };

@@ -133,6 +133,7 @@ pub enum ParseError {
 
 /// The facts of one body. Strings are shared with the prompt, so a clone is cheap.
 #[derive(Clone, Debug)]
+#[allow(clippy::struct_excessive_bools, reason = "independent facts about one body")]
 pub struct ParsedBody {
     /// `None`: the client names no model and gets the engine's first.
     pub model: Option<Arc<str>>,

@@ -71,13 +71,12 @@ impl ClientTls {
         S: AsyncRead + AsyncWrite + Unpin,
     {
         let name = ServerName::try_from(host.to_owned()).map_err(io::Error::other)?;
-        let config = match self.known(options) {
-            Some(config) => config,
-            None => {
-                let (this, options) = (Arc::clone(self), options.clone());
-                let read = tokio::task::spawn_blocking(move || this.read(&options)).await.map_err(io::Error::other)?;
-                read.map_err(io::Error::other)?
-            }
+        let config = if let Some(config) = self.known(options) {
+            config
+        } else {
+            let (this, options) = (Arc::clone(self), options.clone());
+            let read = tokio::task::spawn_blocking(move || this.read(&options)).await.map_err(io::Error::other)?;
+            read.map_err(io::Error::other)?
         };
         TlsConnector::from(config).connect(name, socket).await
     }

@@ -81,11 +81,6 @@ impl SlotRecord {
         self.device.len() + self.tiers.len() + predicted
     }
 
-    /// Nothing is known.
-    pub fn is_empty(&self) -> bool {
-        *self == Self::default()
-    }
-
     /// Without what events have told: what remains when the engine's stream cannot be picked up.
     #[must_use]
     pub fn without_confirmed(self) -> Self {

@@ -385,11 +385,10 @@ impl Sequence {
             if self.may_ask_again() {
                 return;
             }
-            self.doubt();
-            if self.is_lossy() {
-                self.go_lossy();
+            if self.is_lossy_with_another_hole() {
                 return;
             }
+            self.begin_run();
         }
         self.offer(number, payload);
     }
@@ -480,14 +479,12 @@ impl Sequence {
         if self.phase == Phase::Lossy {
             return;
         }
-        let last = self.applied;
-        self.doubt();
-        self.applied = last;
+        if self.is_lossy_with_another_hole() {
+            return;
+        }
+        self.complete = false;
         self.base = self.applied.map_or(0, |last| last.number + 1);
         self.reason = Some(reason);
-        if self.is_lossy() {
-            self.go_lossy();
-        }
     }
 
     fn distrust(&mut self, reason: String) {
@@ -521,14 +518,12 @@ impl Sequence {
 
     /// Goes on behind a hole that will not be filled. What came before it stays only if it is of the same process.
     fn give_up(&mut self, reason: String) {
-        if self.is_same_process {
-            self.doubt();
-        } else {
+        if !self.is_same_process {
             self.forget();
-        }
-        if self.is_lossy() {
-            self.go_lossy();
+        } else if self.is_lossy_with_another_hole() {
             return;
+        } else {
+            self.begin_run();
         }
         self.keep_last_run();
         self.apply_held();
@@ -572,17 +567,23 @@ impl Sequence {
         self.actions.push(Action::Forget);
     }
 
-    /// Some batches will never be had.
-    fn doubt(&mut self) {
+    /// Some batches will never be had: what is known is in doubt. Returns whether that was one hole too many; then the
+    /// stream is lossy and nothing of it counts any more.
+    fn is_lossy_with_another_hole(&mut self) -> bool {
         self.holes += 1;
         self.in_doubt = true;
-        self.applied = None;
-        self.complete = false;
         self.actions.push(Action::Doubt);
+        let is_lossy = self.holes >= LOSSY_HOLES_MIN && self.batches < self.holes * LOSSY_BATCHES_A_HOLE;
+        if is_lossy {
+            self.go_lossy();
+        }
+        is_lossy
     }
 
-    fn is_lossy(&self) -> bool {
-        self.holes >= LOSSY_HOLES_MIN && self.batches < self.holes * LOSSY_BATCHES_A_HOLE
+    /// The next batch begins a run of its own, whatever its number.
+    fn begin_run(&mut self) {
+        self.applied = None;
+        self.complete = false;
     }
 
     fn go_lossy(&mut self) {

@@ -284,6 +284,7 @@ async fn one_client_has_a_bounded_number_of_requests_running_and_others_are_not_
     let mut options = Options::new(&[&engine]);
     options.front.trusted_networks = Some(vec![]);
     options.front.streams_per_client_max = 2;
+    let upstream = options.upstream.clone();
     let world = World::start(options).await;
     let mut held = Vec::new();
     for _ in 0..2 {
@@ -299,6 +300,13 @@ async fn one_client_has_a_bounded_number_of_requests_running_and_others_are_not_
     let mut client = world.client().await;
     client.send(crate::world::post("/v1/chat/completions", CHAT)).await;
     client.until("text/event-stream").await;
+    let mut config = world.fronts.current().config().clone();
+    config.streams_per_client_max = 3;
+    world.fronts.replace(world.fronts.current().reconfigured(config, upstream));
+    let mut third = world.client().await;
+    third.send(crate::world::post("/v1/chat/completions", CHAT)).await;
+    third.until("text/event-stream").await;
+    assert_eq!(chat(&world, "").await.status, 429, "those that ran before count under the new limit");
 }
 
 // bug 93, 178

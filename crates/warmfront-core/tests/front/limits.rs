@@ -255,7 +255,7 @@ async fn connections_to_engines_under_a_replaced_configuration_are_closed() {
     client.send(post("/v1/chat/completions", CHAT)).await;
     assert_eq!(client.answer().await.status, 200);
     let open = world.metrics.gauge("warmfront_upstream_connections", &[&format!("http://{}", engine.address)]);
-    eventually(|| open.value() == 1.0).await;
+    eventually(|| open.value() > 0.0).await;
     upstream.connect_timeout_s = 3.0;
     world.fronts.replace(world.fronts.current().reconfigured(config, upstream));
     eventually(|| open.value() == 0.0).await;

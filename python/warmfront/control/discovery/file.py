@@ -7,7 +7,6 @@ those do not come for network file systems and for the links that Kubernetes swa
 from __future__ import annotations
 
 import asyncio
-import os
 from pathlib import Path
 
 import msgspec
@@ -16,6 +15,7 @@ import yaml
 from warmfront.config import FileSource, ServerConfig, parse_yaml
 from warmfront.control.discovery import DiscoveryError
 from warmfront.control.discovery.lists import LIST_BYTES_MAX, servers_of
+from warmfront.control.files import version_of
 
 
 class FileReader:
@@ -39,7 +39,7 @@ class FileReader:
     def _read(self) -> list[ServerConfig] | None:
         try:
             status = self._path.stat()
-            seen = _identity(status)
+            seen = version_of(status)
             if seen == self._seen:
                 if self._problem is not None:
                     raise self._problem
@@ -56,10 +56,6 @@ class FileReader:
         except DiscoveryError as error:
             self._problem = error
             raise
-
-
-def _identity(status: os.stat_result) -> tuple[int, ...]:
-    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def _parse(path: Path, content: bytes) -> object:
