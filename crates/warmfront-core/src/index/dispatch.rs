@@ -324,7 +324,7 @@ impl State {
     /// How long predictions of a slot live, whose feed is this one now.
     fn ttl_s(&self, slot: Slot, feed: Feed) -> f64 {
         match feed {
-            Feed::Exact => self.options.predicted_ttl_s + self.slot(slot).map_or(0.0, |state| state.lag_s),
+            Feed::Exact => self.options.predicted_ttl_s + self.slot(slot).map_or(0.0, |state| f64::from(state.lag_s)),
             Feed::Approximate => self.options.approximate_ttl_s,
         }
     }

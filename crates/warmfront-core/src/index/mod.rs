@@ -200,7 +200,7 @@ impl Index {
     /// An event came so late: until then nothing could confirm a prediction, so that predictions live longer by it, up to
     /// [`LAG_S_MAX`]. Rises at once and falls with each event that is less late.
     pub fn note_lag(&self, slot: Slot, lag_s: f64) {
-        let lag_s = lag_s.clamp(0.0, LAG_S_MAX).round();
+        let lag_s = lag_s.clamp(0.0, LAG_S_MAX).round() as u32;
         let is_news = |state: &SlotState| lag_s != state.lag_s;
         if self.state.read().slot(slot).is_some_and(is_news) {
             self.state.write().note_lag(slot, lag_s);
@@ -370,9 +370,9 @@ impl State {
         }
     }
 
-    fn note_lag(&mut self, slot: Slot, lag_s: f64) {
+    fn note_lag(&mut self, slot: Slot, lag_s: u32) {
         let Some(state) = self.slot_mut(slot) else { return };
-        state.lag_s = lag_s.max(state.lag_s - 1.0);
+        state.lag_s = lag_s.max(state.lag_s.saturating_sub(1));
         self.next_expiry_s = f64::NEG_INFINITY;
     }
 

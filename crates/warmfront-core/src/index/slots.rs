@@ -54,7 +54,7 @@ pub(super) struct SlotState {
     /// What is known comes from a former process, and the event stream has not proved it yet.
     pub(super) unverified: bool,
     /// How late its events are, in whole seconds.
-    pub(super) lag_s: f64,
+    pub(super) lag_s: u32,
     pub(super) stats: SlotStats,
     pub(super) recent: Recent,
     pub(super) private: Private,
@@ -78,7 +78,7 @@ impl SlotState {
             stale: false,
             is_doubtful: false,
             unverified: false,
-            lag_s: 0.0,
+            lag_s: 0,
             stats: SlotStats::default(),
             recent: Recent::default(),
             private: Private::default(),
