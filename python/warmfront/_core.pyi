@@ -3,7 +3,10 @@
 from collections.abc import Sequence
 from typing import Any, final
 
+from warmfront.types import Slot
+
 __all__ = [
+    "Bounds",
     "Index",
     "Port",
     "SimEngine",
@@ -39,6 +42,17 @@ _Columns = tuple[
     list[float],
     int | None,
 ]
+
+@final
+class Bounds:
+    def __new__(cls, evaluation: object, memory: tuple[float, float, float], tie_s: float) -> Bounds: ...
+    def first(self, count: int) -> list[Slot]: ...
+    def rest(self, count: int) -> list[Slot]: ...
+    def settle(self, costs: Sequence[object]) -> None: ...
+    def favourite(self, key: int | None) -> Slot | None: ...
+    def preferred(self, key: int, count: int) -> list[Slot]: ...
+    def seen_s(self) -> list[float]: ...
+    def bounds_s(self) -> list[tuple[float, float, float]]: ...
 
 @final
 class Port:

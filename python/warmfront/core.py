@@ -6,6 +6,7 @@ Everything else takes these names from here, so that the boundary is one line lo
 from __future__ import annotations
 
 from warmfront._core import (
+    Bounds,
     Index,
     Port,
     SimEngine,
@@ -20,6 +21,7 @@ from warmfront._core import (
 )
 
 __all__ = [
+    "Bounds",
     "Index",
     "Port",
     "SimEngine",

@@ -2,6 +2,7 @@
 //!
 //! Coarse calls only: a batch of events out, a batch of commands in, one configuration object. No callbacks into Python.
 
+mod bounds;
 mod errors;
 mod index;
 mod port;
@@ -46,6 +47,7 @@ fn version() -> &'static str {
 fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     index::register(module)?;
     sim::register(module)?;
+    module.add_class::<bounds::Bounds>()?;
     module.add_class::<port::Port>()?;
     module.add_class::<tokenizer::Tokenizer>()?;
     module.add_function(wrap_pyfunction!(error_faces, module)?)?;

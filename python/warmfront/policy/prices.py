@@ -27,6 +27,8 @@ MEMORY_UTILISATION_MAX = 0.9
 """Cap of the utilisation in the price of memory."""
 MEMORY_QUEUE_MAX = 30.0
 """Cap of the number of requests that a scarce memory delays."""
+MEMORY = (MEMORY_FULL, MEMORY_UTILISATION_MAX, MEMORY_QUEUE_MAX)
+"""The same for the core."""
 LIMIT_UTILISATION_MAX = 0.85
 """Mean utilisation of the fleet from which on `ttft_limit_s` is not enforced."""
 COST_WINDOW_S = 30.0
