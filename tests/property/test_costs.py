@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from support.worlds import SLOTS, random_world
 from warmfront.policy.affinity import ranked
 from warmfront.policy.evaluation import Evaluation
@@ -90,20 +92,38 @@ def test_a_key_prefers_the_same_replicas_as_on_any_other_router(draw: st.DataObj
     assert preferred == ranked(key, fleet.eligible, fleet.hash)[:3]
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+class Dearer(Evaluation):
+    """Has a term that the core does not know."""
+
+    __slots__ = ()
+
+    def costs(self, slots: Sequence[Slot]) -> list[Costs]:
+        def more(cost: Costs) -> Costs:
+            term_s = 0.05 * (cost.slot * 7 % 5)
+            return replace(cost, total_s=cost.total_s + term_s, blind_s=cost.blind_s + term_s)
+
+        return [more(cost) for cost in super().costs(slots)]
+
+
+def considered(decision: Decision, costs: list[Costs]) -> list[Slot]:
+    """Return what the guard looks at, then the choices in order."""
+    fleet, watch = decision.fleet, decision.policy._watch
+    by_cost = decision.policy._ranked(decision.request, decision.overlap, fleet, costs)
+    by_guard = watch.considered(decision.request, fleet, costs, by_cost)
+    assert watch._first is not None
+    assert watch._alternative is not None
+    return [watch._first.slot, watch._alternative.slot, *(cost.slot for cost in by_guard[: fleet.choices_max])]
+
+
+@pytest.mark.parametrize("kind", [Evaluation, Dearer])
+@settings(max_examples=100, deadline=None, derandomize=True)
 @given(draw=st.data())
-def test_what_cannot_win_is_left_out_at_any_credit_and_changes_no_decision(draw: st.DataObject) -> None:
+def test_what_cannot_win_is_left_out_at_any_credit_and_changes_no_decision(
+    kind: type[Evaluation], draw: st.DataObject
+) -> None:
     decision = Decision(draw)
-    fleet, count = decision.fleet, decision.fleet.choices_max
-    everything, used = decision.evaluation().costs(fleet.eligible), decision.evaluation()._pruned(count)
+    evaluation = decision.evaluation()
+    evaluation.__class__ = kind
+    everything, used = evaluation.costs(decision.fleet.eligible), evaluation._pruned(decision.fleet.choices_max)
     assert all(cost in everything for cost in used)
-
-    def considered(costs: list[Costs]) -> list[Slot]:
-        watch = decision.policy._watch
-        by_cost = decision.policy._ranked(decision.request, decision.overlap, fleet, costs)
-        by_guard = watch.considered(decision.request, fleet, costs, by_cost)
-        assert watch._first is not None
-        assert watch._alternative is not None
-        return [watch._first.slot, watch._alternative.slot, *(cost.slot for cost in by_guard[:count])]
-
-    assert considered(used) == considered(everything)
+    assert considered(decision, used) == considered(decision, everything)

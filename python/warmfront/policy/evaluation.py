@@ -3,8 +3,9 @@
 An `Evaluation` belongs to one decision. Making it computes what is the same for all replicas; `costs` then runs one
 loop, nearly without calls, over the replicas asked for, and decisions and explanations both read its result. In a fleet
 of more than a few, the core says who need not be looked at: `Bounds` does the same arithmetic for all replicas, without
-records (`crates/warmfront-core/src/cost.rs`). What is easy to get wrong: a bound must never exceed the cost. It may lack
-a term that only adds, and then more replicas are looked at than need be; one that can be negative has to be in both.
+records (`crates/warmfront-core/src/cost.rs`). What is easy to get wrong: a bound must never exceed the cost. It may
+lack a term that only adds, and then more replicas are looked at than need be; one that can be negative has to be in
+both.
 
 Source: docs/explanation/policies.md, section "marginal_cost", with the same symbols.
 """
