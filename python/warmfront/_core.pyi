@@ -3,13 +3,17 @@
 from collections.abc import Sequence
 from typing import Any, final
 
+from warmfront.types import Slot
+
 __all__ = [
+    "Bounds",
     "Index",
     "Port",
     "SimEngine",
     "SimFleet",
     "Tokenizer",
     "decode_batch",
+    "erfc",
     "error_faces",
     "hash_tokens",
     "read_commands",
@@ -17,6 +21,7 @@ __all__ = [
     "version",
 ]
 
+def erfc(x: float) -> float: ...
 def error_faces() -> list[tuple[int, str, str]]: ...
 def sample_events() -> bytes: ...
 def read_commands(commands: bytes) -> list[str]: ...
@@ -39,6 +44,17 @@ _Columns = tuple[
     list[float],
     int | None,
 ]
+
+@final
+class Bounds:
+    def __new__(cls, evaluation: object, memory: tuple[float, float, float, float], tie_s: float) -> Bounds: ...
+    def first(self, count: int) -> list[Slot]: ...
+    def rest(self, count: int) -> list[Slot]: ...
+    def settle(self, costs: Sequence[object]) -> None: ...
+    def favourite(self, key: int | None) -> Slot | None: ...
+    def preferred(self, key: int, count: int) -> list[Slot]: ...
+    def seen_s(self) -> list[float]: ...
+    def bounds_s(self) -> list[tuple[float, float, float]]: ...
 
 @final
 class Port:

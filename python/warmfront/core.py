@@ -6,12 +6,14 @@ Everything else takes these names from here, so that the boundary is one line lo
 from __future__ import annotations
 
 from warmfront._core import (
+    Bounds,
     Index,
     Port,
     SimEngine,
     SimFleet,
     Tokenizer,
     decode_batch,
+    erfc,
     error_faces,
     hash_tokens,
     read_commands,
@@ -20,12 +22,14 @@ from warmfront._core import (
 )
 
 __all__ = [
+    "Bounds",
     "Index",
     "Port",
     "SimEngine",
     "SimFleet",
     "Tokenizer",
     "decode_batch",
+    "erfc",
     "error_faces",
     "hash_tokens",
     "read_commands",

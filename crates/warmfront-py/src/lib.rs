@@ -2,6 +2,7 @@
 //!
 //! Coarse calls only: a batch of events out, a batch of commands in, one configuration object. No callbacks into Python.
 
+mod bounds;
 mod errors;
 mod index;
 mod port;
@@ -11,7 +12,7 @@ mod tokenizer;
 
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
-use warmfront_core::{error, mailbox};
+use warmfront_core::{cost, error, mailbox};
 
 /// Of the core alone: Python's objects stay with Python's own allocator.
 #[global_allocator]
@@ -36,6 +37,12 @@ fn read_commands(commands: &[u8]) -> PyResult<Vec<String>> {
     Ok(commands.iter().map(|command| format!("{command:?}")).collect())
 }
 
+/// The complementary error function, to the last bit what the core computes with: platforms' libraries differ in it.
+#[pyfunction]
+fn erfc(x: f64) -> f64 {
+    cost::erfc(x)
+}
+
 /// Version of the core, equal to the package's.
 #[pyfunction]
 fn version() -> &'static str {
@@ -46,8 +53,10 @@ fn version() -> &'static str {
 fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     index::register(module)?;
     sim::register(module)?;
+    module.add_class::<bounds::Bounds>()?;
     module.add_class::<port::Port>()?;
     module.add_class::<tokenizer::Tokenizer>()?;
+    module.add_function(wrap_pyfunction!(erfc, module)?)?;
     module.add_function(wrap_pyfunction!(error_faces, module)?)?;
     module.add_function(wrap_pyfunction!(sample_events, module)?)?;
     module.add_function(wrap_pyfunction!(read_commands, module)?)?;

@@ -75,8 +75,6 @@ class Fleet:
         """The same as a column."""
         self.is_everyone = True
         """Every row may be chosen: columns need no filter."""
-        self.capacity_min = self.capacity_max = 0
-        """Tokens of the smallest and the largest KV memory that may be chosen; 0 stands for one that is not known."""
         self.choices_max = 1
         self.priority_step = 1.0
         """How much more a request weighs than one whose priority is 1 higher."""
@@ -144,8 +142,6 @@ class Fleet:
         self.is_eligible = [False] * self.slots
         for slot in slots:
             self.is_eligible[slot] = True
-        capacities = [self.capacity_tokens[slot] or 0 for slot in slots]
-        self.capacity_min, self.capacity_max = min(capacities, default=0), max(capacities, default=0)
 
     def burden(self) -> tuple[float, float, float, float]:
         """Sum `requests`, `weight`, `arrivals` and `work_s` over the eligible slots."""

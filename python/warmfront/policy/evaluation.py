@@ -1,36 +1,30 @@
 """The arithmetic of `marginal_cost`: what one request costs at each replica.
 
 An `Evaluation` belongs to one decision. Making it computes what is the same for all replicas; `costs` then runs one
-loop, nearly without calls, over the replicas asked for, and decisions and explanations both read its result. In a large
-fleet a cheap bound leaves out the replicas that cannot win. What is easy to get wrong: the bound must never exceed the
-cost. It may lack a term that only adds; a term that can be negative has to be in both.
+loop, nearly without calls, over the replicas asked for, and decisions and explanations both read its result. In a fleet
+of more than a few, the core says who need not be looked at: `Bounds` does the same arithmetic for all replicas, without
+records (`crates/warmfront-core/src/cost.rs`). What is easy to get wrong: a bound must never exceed the cost. It may
+lack a term that only adds, and then more replicas are looked at than need be; one that can be negative has to be in
+both.
 
 Source: docs/explanation/policies.md, section "marginal_cost", with the same symbols.
 """
 
 from __future__ import annotations
 
-import math
-from array import array
-from bisect import bisect_right
 from collections.abc import Sequence
-from itertools import compress
 from operator import attrgetter
 
 from warmfront.config import CostConfig
+from warmfront.core import Bounds
 from warmfront.policy import prices
 from warmfront.policy.base import RATE_WINDOW_S, Fleet, cached_tokens_max
 from warmfront.policy.estimators import AGE_BUCKETS, TURN_BUCKETS
-from warmfront.policy.pressure import Pressure
 from warmfront.policy.prices import Costs
 from warmfront.types import Overlap, Request, Slot
 
-ROUNDING_S = 1e-9
-"""Bounds and costs are rounded differently."""
-FEW = 8
+FEW = 12
 """Fleets up to this size are evaluated in full: bounds would cost more than they save."""
-FEW_IN_DOUBT = 48
-"""The same while credit is withheld: three bounds must be looked at."""
 
 _by_slot = attrgetter("slot")
 
@@ -43,6 +37,7 @@ class Evaluation:
         "arrival_weight",
         "arrivals_mean",
         "beta",
+        "bounds",
         "busy_mean",
         "config",
         "decode_weight",
@@ -63,13 +58,13 @@ class Evaluation:
         "overlap",
         "own_decay",
         "own_weight",
-        "pressure",
         "price_base",
         "prompt_tokens",
         "scales",
         "session_tokens",
         "shared_tokens",
         "stall_own",
+        "tie_key",
         "usual_weight",
     )
 
@@ -82,7 +77,6 @@ class Evaluation:
         *,
         prefix_rate: float,
         mean_cost_s: list[float],
-        pressure: Pressure,
         doubt: float = 0.0,
     ) -> None:
         """Compute what is the same for all replicas.
@@ -94,12 +88,13 @@ class Evaluation:
             config: Constants.
             prefix_rate: Requests per second that begin like the deepest known part of this prompt.
             mean_cost_s: c̄, one row per slot.
-            pressure: Of the pool.
             doubt: Part of the cache's advantage that does not count.
         """
         learned = fleet.learned
         self.overlap, self.fleet, self.config, self.mean_cost_s = overlap, fleet, config, mean_cost_s
-        self.pressure, self.doubt = pressure, doubt
+        self.doubt = doubt
+        self.bounds: Bounds | None = None
+        self.tie_key = None if request.route == "load" or request.basis == "none" else request.prefix_key
         self.prompt_tokens = prompt_tokens = request.prompt_tokens
         self.output_tokens = output_tokens = learned.expected_output_tokens(request.output_tokens_max)
         self.alpha = alpha = learned.prefill.alpha
@@ -120,7 +115,8 @@ class Evaluation:
                 self.found = self._found(holders)
         self.full_prefill = self.full_paid = self._prefill_s(max(1.0, prompt_tokens))
         if self.gain:
-            self.full_paid = self._paid_s(0, self.full_prefill, found=self.found)
+            warm_s = min(self.full_prefill, self._prefill_s(max(1.0, prompt_tokens - self.found)))
+            self.full_paid = warm_s + (self.full_prefill - warm_s) / (1.0 + self.gain)
         self.loads_s = None
         if request.adapter is not None:
             self.loads_s = fleet.adapters.loads_s(request.adapter, fleet.now_s, learned.loads.adapter_s)
@@ -153,14 +149,21 @@ class Evaluation:
         self.session_tokens = output_tokens + later * (learned.new_tokens + learned.output_tokens)
 
     def best(self, count: int) -> list[Costs]:
-        """Return the costs of all replicas that may be among the best `count`, ties included, in no order.
+        """Return the costs of all replicas that may be chosen first to `count`-th, in the order of their slots.
 
-        One that looks best to load alone is among them. While credit is withheld, so are the ones that are cheapest by
+        Among them are the one that is preferred of those that tie with the cheapest, and the ones that are cheapest by
         load alone and with full credit.
         """
         slots = self.fleet.eligible
-        few = FEW_IN_DOUBT if self.doubt else FEW
-        return self.costs(slots) if len(slots) <= max(few, count) else self._pruned(slots, count)
+        return self.costs(slots) if len(slots) <= max(FEW, count) else self._pruned(count)
+
+    def seen_s(self) -> list[float]:
+        """Return W or M, T, mem and net of any request at each replica that may be chosen, in order."""
+        return self._bounded().seen_s()
+
+    def preferred(self, key: int, count: int) -> list[Costs]:
+        """Return the costs of the replicas that a key prefers, best first."""
+        return self.costs(self._bounded().preferred(key, count))
 
     def costs(self, slots: Sequence[Slot]) -> list[Costs]:  # noqa: C901 - one loop without calls
         """Compute everything about some replicas, in the order given."""
@@ -310,7 +313,7 @@ class Evaluation:
         fleet, config = self.fleet, self.config
         residence_s = fleet.learned.residence_s[slot]
         wait_s = (used - prices.MEMORY_FULL) * residence_s if used > prices.MEMORY_FULL else 0.0
-        tokens = fleet.context_tokens[slot] + 0.5 * fleet.output_tokens[slot] + need
+        tokens = fleet.context_tokens[slot] + prices.OUTPUT_HELD * fleet.output_tokens[slot] + need
         chance = prices.chance_of_full(used, tokens / (fleet.capacity_tokens[slot] or 1), fleet.requests[slot] + 1.0)
         work_s = need * residence_s / (fleet.capacity_tokens[slot] or 1)
         slack = 1.0 - min(prices.MEMORY_UTILISATION_MAX, used)
@@ -318,92 +321,25 @@ class Evaluation:
         delayed = min(prices.MEMORY_QUEUE_MAX, others / self.own_weight)
         return wait_s, config.memory_weight * work_s * chance * (1.0 + delayed)
 
-    def _pruned(self, slots: list[Slot], count: int) -> list[Costs]:
-        """Evaluate the replicas of the smallest bounds, then those whose bound lies below what the first ones cost."""
-        bounds, blind = self._bounds()
-        if self.doubt:
-            return self._pruned_in_doubt(slots, count, bounds, blind)
-        first = {*_smallest(bounds, count), *_smallest(blind, 1)}
-        found = self.costs([slots[row] for row in sorted(first)])
-        limit_s = _limit_s(found, count)
-        more = [slots[row] for row, bound in enumerate(bounds) if bound <= limit_s and row not in first]
-        return found + self.costs(more) if more else found
-
-    def _pruned_in_doubt(self, slots: list[Slot], count: int, trusting: list[float], blind: list[float]) -> list[Costs]:
-        """Do the same where a part of the credit is withheld, so that the rule with full credit is a rival."""
-        doubt = self.doubt
-        bounds = [low + doubt * (high - low) for low, high in zip(trusting, blind, strict=True)]
-        first = {*_smallest(bounds, count), *_smallest(trusting, 1), *_smallest(blind, 1)}
-        found = self.costs([slots[row] for row in first])
-        limit_s = _limit_s(found, count)
-        trusting_s = min([cost.trusting_s for cost in found]) + ROUNDING_S
-        blind_s = min([cost.blind_s for cost in found]) + ROUNDING_S
-        rows = enumerate(zip(bounds, trusting, blind, strict=True))
-        near = [row for row, (bound, low, high) in rows if bound <= limit_s or low <= trusting_s or high <= blind_s]
-        found += self.costs([slots[row] for row in near if row not in first])
+    def _pruned(self, count: int) -> list[Costs]:
+        """Evaluate the replicas that look best, those that may still be better, then who is preferred among equals."""
+        bounds = self._bounded()
+        found = self._settled(bounds.first(count))
+        if rest := bounds.rest(count):
+            found += self._settled(rest)
+        while (favourite := bounds.favourite(self.tie_key)) is not None:
+            found += self._settled([favourite])
         return sorted(found, key=_by_slot)
 
-    def _bounds(self) -> tuple[list[float], list[float]]:
-        """Bound the cost of each eligible replica from below by W + T + F + (p̃ + ev)·X with the least p̃ and ev.
+    def _settled(self, slots: list[Slot]) -> list[Costs]:
+        costs = self.costs(slots)
+        self._bounded().settle(costs)
+        return costs
 
-        The least p̃ is that of a prefix found as deep as it can be. The least ev takes the regret of the fleet's best
-        cache and the size of its largest one. With a cold prefill instead of p̃ it bounds the cost by load alone.
-
-        Returns:
-            For each eligible replica, in order, bounds of the cost with full credit and of the cost by load alone.
-        """
-        fleet, config = self.fleet, self.config
-        now_s, weight, tokens = fleet.now_s, self.decode_weight, self.shared_tokens
-        base, own, price_max = self.price_base, self.stall_own, config.price_max
-        future, cold_s, arrival_weight = config.future_weight * self.later_turns, self.full_prefill, self.arrival_weight
-        columns = zip(
-            fleet.pending_s,
-            fleet.busy_since_s,
-            fleet.next_step_s,
-            fleet.next_step_token_s,
-            fleet.weight,
-            self.pressure.column(fleet),
-            self.scales,
-            array("d", self.overlap.resident_tokens),  # as floats: mixed arithmetic costs three times as much
-            self.mean_cost_s,
-            self.deepest,
-            strict=False,  # an overlap may have rows for slots that are not known here yet
-        )
-        rows = columns if fleet.is_everyone else compress(columns, fleet.is_eligible)
-        unit, known_depth = self._eviction_least(), -1
-        least: dict[int, tuple[float, float, float]] = {}
-        trusting: list[float] = []
-        blind: list[float] = []
-        for pending_s, since_s, step_s, token_s, weighed, pressure, scale, held, mean_s, depth in rows:
-            if depth != known_depth:  # most replicas hold nothing, or the same
-                if depth not in least:
-                    least[depth] = self._least(depth, unit)
-                known_depth, (prefill_s, paid_s, eviction) = depth, least[depth]
-            wait = pending_s - now_s + since_s
-            half = 0.5 * pending_s
-            if wait < half:
-                wait = half
-            price = base + own * weighed + arrival_weight * pressure * (wait + scale * prefill_s)
-            if price > price_max:
-                price = price_max
-            price *= scale
-            rest = wait + weight * (step_s + token_s * tokens) + future * mean_s + price * eviction * held * held
-            trusting.append(rest + price * paid_s)
-            blind.append(rest + price * cold_s)
-        return trusting, blind
-
-    def _least(self, depth: int, eviction: float) -> tuple[float, float, float]:
-        """Return p and p̃ at scale 1, and ev per squared token held, where all of `depth` is found."""
-        new = max(1.0, self.prompt_tokens - depth)
-        prefill_s = self._prefill_s(new)
-        paid_s = self._paid_s(depth, prefill_s, found=self.frontier)
-        return prefill_s, paid_s, eviction * (new + self.session_tokens)
-
-    def _eviction_least(self) -> float:
-        """Return ev of the fleet's most forgiving cache, per token that comes and squared token that is held."""
-        if not self.fleet.capacity_min:
-            return 0.0
-        return self._eviction_unit() * min(self.fleet.learned.regret.share) / self.fleet.capacity_max**2
+    def _bounded(self) -> Bounds:
+        if self.bounds is None:
+            self.bounds = Bounds(self, prices.MEMORY, prices.TIE_S)
+        return self.bounds
 
     def _eviction_unit(self) -> float:
         return self.config.eviction_weight * self.alpha * self.usual_weight / self.own_weight
@@ -420,33 +356,3 @@ class Evaluation:
         exact, ages_s, credit = self.fleet.exact, self.overlap.age_s, self.fleet.learned.credit
         kinds = {(exact[slot], ages_s[slot]) for slot in holders}  # few: most were never sent the prefix
         return self.frontier * max([credit.factor[is_exact][credit.bucket(age_s)] for is_exact, age_s in kinds])
-
-    def _paid_s(self, depth: int, prefill_s: float, *, found: float) -> float:
-        """Return p̃ at scale 1.
-
-        Args:
-            depth: Tokens that the replica holds.
-            prefill_s: To compute the rest there.
-            found: Tokens that a replica with the deepest prefix finds.
-        """
-        if self.gain <= 0.0 or depth >= self.frontier:
-            return prefill_s
-        warm_s = min(prefill_s, self._prefill_s(max(1.0, self.prompt_tokens - found)))
-        return warm_s + (prefill_s - warm_s) / (1.0 + self.gain)
-
-
-def _limit_s(found: list[Costs], count: int) -> float:
-    """Return what the best `count` replicas and those that tie with them cost at most."""
-    return sorted([cost.total_s for cost in found])[count - 1] + prices.TIE_S
-
-
-def _smallest(bounds: list[float], count: int) -> list[int]:
-    """Return the rows of the `count` smallest numbers, and of those equal to the last of them."""
-    least = min(bounds)
-    ordered = sorted(bounds) if count > 1 else [least] * bounds.count(least)
-    rows, row, before = [], -1, math.nan
-    for bound in ordered[: bisect_right(ordered, ordered[count - 1])]:
-        row = bounds.index(bound, row + 1 if bound == before else 0)
-        before = bound
-        rows.append(row)
-    return rows

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from heapq import nlargest
 from operator import attrgetter
 
 from warmfront.config import PolicyConfig
@@ -20,7 +19,6 @@ from warmfront.policy import prices
 from warmfront.policy.affinity import mix
 from warmfront.policy.base import RATE_WINDOW_S, Ended, Fleet, Guarded, ReplicaCost
 from warmfront.policy.evaluation import Evaluation
-from warmfront.policy.pressure import Pressure
 from warmfront.policy.prices import Costs
 from warmfront.policy.rates import Rates
 from warmfront.policy.watch import Watch
@@ -37,30 +35,28 @@ class MarginalCost:
         self.patience_s = config.cost.ttft_target_s / prices.TARGET_PER_PATIENCE
         """See `policy.base.Patient`."""
         self._watch = Watch(config)
-        self._pressure = Pressure(config.cost)
         self.prefixes = Rates[int](window_s=prices.POPULARITY_WINDOW_S, keys_max=prices.PREFIXES_MAX)
         """How often each prefix is asked for, by sequence hash; the router's memory keeps it."""
         self._mean_cost_s: list[float] = []
         self._ids: list[str | None] = []
         self._membership = -1
         self._averaged_s: float | None = None
-        self._seen: list[Costs] | None = None
-        """Costs of all eligible replicas that the request in hand saw, when the means are due."""
+        self._seen_s: list[float] | None = None
+        """What of each eligible replica's costs the request in hand saw for the means, when they are due."""
 
     def choose(self, request: Request, overlap: Overlap, fleet: Fleet) -> Sequence[Choice]:
         """Rank replicas by cost. Nearly equal ones are told apart by free memory, then by hash or by rotation."""
         evaluation = self._evaluation(request, overlap, fleet)
-        if self._averaged_s is None or fleet.now_s - self._averaged_s >= prices.COST_INTERVAL_S:
-            costs = self._seen = evaluation.costs(fleet.eligible)
-        else:
-            costs, self._seen = evaluation.best(fleet.choices_max), None
+        costs = evaluation.best(fleet.choices_max)
+        is_due = self._averaged_s is None or fleet.now_s - self._averaged_s >= prices.COST_INTERVAL_S
+        self._seen_s = evaluation.seen_s() if is_due else None
         ranked = self._ranked(request, overlap, fleet, costs)
         if self._config.ttft_limit_s is not None and request.priority <= 0:
             ranked = _within_limit(evaluation, fleet, ranked, self._config.ttft_limit_s)
         if self._watch.enabled:
             ranked = self._watch.considered(request, fleet, costs, ranked)
         if request.affinity_key is not None and overlap.frontier_key is None:  # the guard learns nothing from these
-            ranked = _with_session(request.affinity_key, evaluation, fleet, ranked)
+            ranked = _with_session(request.affinity_key, evaluation, ranked)
         return [Choice(cost.slot, cost.cached_tokens) for cost in ranked[: fleet.choices_max]]
 
     def chosen(self, request: Request, overlap: Overlap, fleet: Fleet, slot: Slot) -> None:
@@ -69,16 +65,14 @@ class MarginalCost:
             self.prefixes.count(overlap.frontier_key, fleet.now_s)
         if self._watch.enabled:
             self._watch.placed(request, fleet, slot)
-        if self._seen is None:
+        if self._seen_s is None:
             return
         elapsed_s = prices.COST_INTERVAL_S if self._averaged_s is None else fleet.now_s - self._averaged_s
         weight = 1.0 - math.exp(-elapsed_s / prices.COST_WINDOW_S)
         mean_s = self._mean_cost_s
-        for cost in self._seen:
-            seen_s = cost.waiting_s + cost.decode_s + cost.memory_s + cost.net_s
-            mean_s[cost.slot] += weight * (seen_s - mean_s[cost.slot])
-        self._averaged_s = fleet.now_s
-        self._seen = None
+        for replica, seen_s in zip(fleet.eligible, self._seen_s, strict=True):
+            mean_s[replica] += weight * (seen_s - mean_s[replica])
+        self._averaged_s, self._seen_s = fleet.now_s, None
 
     def ended(self, request: Request, fleet: Fleet, outcome: Ended) -> float | None:
         """Compare an outcome with what was expected, and tell the guard; return the regret in seconds."""
@@ -109,7 +103,6 @@ class MarginalCost:
             self._config,
             prefix_rate=rate,
             mean_cost_s=self._mean_cost_s,
-            pressure=self._pressure,
             doubt=1.0 - self._watch.credit,
         )
 
@@ -140,16 +133,14 @@ class MarginalCost:
         return ranked
 
 
-def _with_session(key: int, evaluation: Evaluation, fleet: Fleet, ranked: list[Costs]) -> list[Costs]:
+def _with_session(key: int, evaluation: Evaluation, ranked: list[Costs]) -> list[Costs]:
     """Put a replica in front that a session's key prefers, if it is hardly dearer than the cheapest.
 
     For prompts of which nothing is known anywhere: another router, or this one before it was restarted, may have sent
     the same session there. Every router prefers the same replicas, and a key whose replica is gone or busy moves on.
     """
-    hashes = fleet.hash
-    preferred = nlargest(prices.SESSION_LOOKS, fleet.eligible, key=lambda slot: mix(key, hashes[slot]))
     bound = ranked[0].total_s + prices.TIE_S + prices.SESSION_MARGIN * ranked[0].prefill_s
-    for cost in evaluation.costs(preferred):
+    for cost in evaluation.preferred(key, prices.SESSION_LOOKS):
         if cost.total_s <= bound:
             return [cost, *(other for other in ranked if other.slot != cost.slot)]
     return ranked

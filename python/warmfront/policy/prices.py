@@ -9,6 +9,7 @@ import math
 
 from msgspec import Struct
 
+from warmfront.core import erfc
 from warmfront.policy.base import ReplicaCost, Term
 from warmfront.types import Request, Slot
 
@@ -31,6 +32,8 @@ MEMORY_UTILISATION_MAX = 0.9
 """Cap of the utilisation in the price of memory."""
 MEMORY_QUEUE_MAX = 30.0
 """Cap of the number of requests that a scarce memory delays."""
+MEMORY = (MEMORY_FULL, MEMORY_UTILISATION_MAX, MEMORY_QUEUE_MAX, OUTPUT_HELD)
+"""The same for the core."""
 LIMIT_UTILISATION_MAX = 0.85
 """Mean utilisation of the fleet from which on `ttft_limit_s` is not enforced."""
 COST_WINDOW_S = 30.0
@@ -115,7 +118,7 @@ def chance_of_full(used: float, size: float, requests: float) -> float:
     deviation = size / math.sqrt(requests)
     if deviation <= 0.0:
         return 1.0 if used >= MEMORY_FULL else 0.0
-    return 0.5 * math.erfc((MEMORY_FULL - used) / (math.sqrt(2.0) * deviation))
+    return 0.5 * erfc((MEMORY_FULL - used) / (math.sqrt(2.0) * deviation))
 
 
 def decode_share(request: Request, mean_output_tokens: float) -> float:

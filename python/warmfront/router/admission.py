@@ -129,9 +129,14 @@ def held_by_ledger(fleet: Fleet, slots: Sequence[Slot], patience_s: float, *, is
     """
     if not slots:
         return ENGINE_QUEUE if is_anyone else ENGINE_QUEUE_FOR_ONE
-    pending, admission_s = fleet.pending, fleet.admission_s
-    for slot in slots:
-        if pending[slot] < BEHIND or (admission_s[slot] <= patience_s and fleet.waiting_s(slot) <= patience_s):
+    now_s, pending, admission_s = fleet.now_s, fleet.pending, fleet.admission_s
+    pending_s, busy_since_s = fleet.pending_s, fleet.busy_since_s
+    for slot in slots:  # all of them at each event of a full fleet, so `Fleet.waiting_s` is spelled out
+        if pending[slot] < BEHIND:
+            return None
+        work_s = pending_s[slot]
+        is_soon = 0.5 * work_s <= patience_s and work_s - (now_s - busy_since_s[slot]) <= patience_s
+        if is_soon and admission_s[slot] <= patience_s:
             return None
     return NO_TIME if is_anyone else NO_TIME_FOR_ONE
 

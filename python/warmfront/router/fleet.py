@@ -224,7 +224,7 @@ class Pool:
     def admit(self, now_s: float) -> None:
         """Bring the rows that may be chosen up to date."""
         admitted = self.health.admitted(self.fleet.in_flight, now_s)
-        if admitted != self.fleet.eligible:
+        if admitted is not self.fleet.eligible and admitted != self.fleet.eligible:
             self.fleet.allow(admitted)
             self.releases += 1  # a replica that comes back may have room for whoever waits for memory
 

@@ -31,6 +31,8 @@ GAP_S = 2.0
 DOUBT = 3.0
 """Factor on the time after which a replica counts as frozen, while its speed is not known or others use it too, or only
 its counters can tell: they are read once a second, and a long prefill moves them at its end."""
+ROWS_MAX = 16
+"""Lists of admitted rows that are kept at once."""
 FROZEN = "frozen"
 
 State = Literal["serving", "paused", "slow_start", "open", "half_open"]
@@ -103,6 +105,9 @@ class Health:
         self._ready: list[Slot] = []
         self._present: frozenset[Slot] = frozenset()
         """The same."""
+        self._rows: dict[frozenset[Slot], list[Slot]] = {}
+        """The ready rows without some of them, as lately asked for: made anew at each event, they take most of its time
+        in a large fleet."""
         self._serves = False
         """The pool has sent a request: whoever joins now joins a running fleet."""
         self._checked_s = -math.inf
@@ -121,6 +126,7 @@ class Health:
         """
         before = self._present
         self._ready, self._present = list(ready), frozenset(ready)
+        self._rows.clear()
         for slot in joined:
             self.leave(slot)
         for slot in ready:
@@ -273,13 +279,13 @@ class Health:
             if self._is_unwanted(vitals, now_s)
         )
         ejected = {slot for _, _, slot in unwanted[: self.ejected_max()]}
-        admitted = [slot for slot in ready if slot not in ejected]
+        admitted = self._without(ejected)
         slow = {slot for slot in self._watched if slot not in ejected and self.is_slow(slot, now_s)}
         if not slow:
             return admitted
-        most = max((in_flight[slot] for slot in admitted if slot not in slow), default=0)
+        most = max(map(in_flight.__getitem__, self._without(ejected | slow)), default=0)
         filled = {slot for slot in slow if in_flight[slot] >= self._limit(self._vitals[slot], most, now_s)}
-        return [slot for slot in admitted if slot not in filled] if len(filled) < len(admitted) else admitted
+        return self._without(ejected | filled) if len(filled) < len(admitted) else admitted
 
     def ejected_max(self) -> int:
         """Count how many of the ready replicas may be taken away at once."""
@@ -319,6 +325,16 @@ class Health:
         """Return the verdicts of all replicas that are not in full service, by slot."""
         verdicts = {slot: self.verdict(slot, now_s) for slot in sorted(self._watched)}
         return {slot: verdict for slot, verdict in verdicts.items() if verdict is not SERVING}
+
+    def _without(self, slots: set[Slot]) -> list[Slot]:
+        """Return the ready rows but some: the very list of before while those are the same."""
+        key = frozenset(slots)
+        rows = self._rows.get(key)
+        if rows is None:
+            if len(self._rows) >= ROWS_MAX:
+                self._rows.clear()
+            rows = self._rows[key] = [slot for slot in self._ready if slot not in key]
+        return rows
 
     # -- one circuit
 

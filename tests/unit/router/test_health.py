@@ -465,3 +465,15 @@ def test_the_rows_that_may_be_chosen_are_found_by_looking_at_those_that_are_watc
     monkeypatch.setattr(Health, "is_slow", noted)
     assert health.admitted([1] * 500, 1.0) == [*rows[:7], *rows[8:]], "it comes back slowly"
     assert set(looked) == {7}
+
+
+def test_the_admitted_rows_are_not_listed_anew_at_each_event() -> None:
+    health = Health(HEALTH)
+    rows = [Slot(slot) for slot in range(4)]
+    health.follow(rows, rows, 0.0)
+    health.refused(Slot(1), None, 0.0)
+    admitted = health.admitted([0, 0, 0, 0], 0.0)
+    assert admitted == [0, 2, 3]
+    assert health.admitted([3, 0, 0, 1], 0.0) is admitted
+    health.follow(rows[:3], [], 0.0)
+    assert health.admitted([3, 0, 0, 1], 0.0) == [0, 2]
