@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from support.worlds import SLOTS, random_world
+from warmfront.core import erfc
 from warmfront.policy.affinity import ranked
 from warmfront.policy.evaluation import Evaluation
 from warmfront.policy.guard import CREDITS
@@ -81,6 +82,11 @@ def test_the_core_knows_every_cost_to_the_last_bit(draw: st.DataObject) -> None:
     costs, bounds = evaluation.costs(decision.fleet.eligible), evaluation._bounded().bounds_s()
     assert bounds == [(cost.total_s, cost.trusting_s, cost.blind_s) for cost in costs]
     assert evaluation.seen_s() == [cost.waiting_s + cost.decode_s + cost.memory_s + cost.net_s for cost in costs]
+
+
+@given(x=st.floats(-30.0, 30.0))
+def test_the_cores_error_function_is_the_platforms_but_for_the_last_bits(x: float) -> None:
+    assert math.isclose(erfc(x), math.erfc(x), rel_tol=1e-13, abs_tol=1e-300)
 
 
 @settings(max_examples=20, deadline=None, derandomize=True)
