@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import heapq
 import math
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from random import Random
 from typing import NamedTuple
@@ -222,6 +223,10 @@ class Pool:
         if admitted != self.fleet.eligible:
             self.fleet.allow(admitted)
             self.releases += 1  # a replica that comes back may have room for whoever waits for memory
+
+    def slots_of(self, names: Collection[str]) -> list[Slot]:
+        """Return the rows of replicas by id, those that are there."""
+        return [slot for slot in self.replicas if self.fleet.id[slot] in names] if names else []
 
     def fleet_id(self, slot: Slot) -> str | None:
         """Return the id of the replica in a row; `None`: there is none."""
