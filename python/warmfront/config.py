@@ -536,6 +536,9 @@ class RetryConfig(Struct, frozen=True, forbid_unknown_fields=True):
     after_accept: bool = False
     """Send a request elsewhere although an engine may have worked on it (500, a reset, a time-out): a prompt is then
     perhaps computed twice, and a request with effects has them twice."""
+    remember_s: Annotated[float, Meta(ge=0)] = 10.0
+    """How long the same prompt of the same flow is kept away from a replica that failed it: clients try again within
+    seconds. 0: not at all."""
 
 
 class HealthConfig(Struct, frozen=True, forbid_unknown_fields=True):

@@ -185,7 +185,7 @@ class Evaluation:
         capacity, outputs, foreign, kv_usage = fleet.capacity_tokens, fleet.output_tokens, fleet.foreign, fleet.kv_usage
         active, active_tokens, resident = overlap.active, overlap.active_tokens, overlap.resident_tokens
         memory_threshold, eviction_unit, regret = config.memory_threshold, self._eviction_unit(), learned.regret.share
-        host_load_s, disk_load_s, loads_s = self.loads.host_s, self.loads.disk_s, self.loads_s
+        (host_load_s, disk_load_s, _), loads_s = self.loads.costs, self.loads_s
         own_weight, shared_tokens = self.own_weight, self.shared_tokens
         later_turns, session_tokens = self.later_turns, self.session_tokens
         future = config.future_weight * later_turns

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import heapq
 import math
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from random import Random
-from typing import NamedTuple
 
 from warmfront.config import CostConfig, HealthConfig
 from warmfront.policy.adapters import Adapters
@@ -45,23 +45,19 @@ SLOTS_MAX = 65_536
 """Slots beyond this are ignored: no fleet has them, a broken message might."""
 
 
-class Held(NamedTuple):
-    """What a choice was expected to hold of a prompt."""
+Held = tuple[float, int, int, int, int]
+"""What a choice was expected to hold of a prompt: seconds since it was last sent there (negative: never), and its
+leading tokens by events alone, on the device, there or in host memory, in any tier."""
 
-    age_s: float
-    """Since the prefix was last sent there; negative: never."""
-    confirmed: int
-    """Leading tokens on the device by events alone; of the next three each counts the one before, too."""
-    device: int
-    host: int
-    disk: int
 
-    def loads(self, cached_tokens: int) -> Loads:
-        """Return what is loaded from slower tiers if so many tokens are found in all."""
-        found = min(cached_tokens, self.disk)
-        from_host = max(0, min(found, self.host) - self.device)
-        from_disk = max(0, found - max(self.host, self.device))
-        return Loads(from_host, from_disk) if from_host or from_disk else NOTHING
+def loads_of(held: Held, cached_tokens: int) -> Loads:
+    """Return what is loaded from slower tiers where so many tokens are found in all."""
+    _, _, device, host, disk = held
+    if disk <= device:
+        return NOTHING
+    found = min(cached_tokens, disk)
+    from_host, from_disk = max(0, min(found, host) - device), max(0, found - max(host, device))
+    return Loads(from_host, from_disk) if from_host or from_disk else NOTHING
 
 
 @dataclass(slots=True)
@@ -104,7 +100,7 @@ class Flight:
     def loaded(self, slot: Slot, cached_tokens: int) -> Loads:
         """Return what `slot` loaded if it found so many tokens; what it is no choice for was not expected there."""
         held = next((held for choice, held in zip(self.choices, self.held, strict=True) if choice.slot == slot), None)
-        found = NOTHING if held is None else held.loads(cached_tokens)
+        found = NOTHING if held is None else loads_of(held, cached_tokens)
         return found._replace(adapters=self.loads.adapters) if self.loads.adapters else found
 
 
@@ -227,6 +223,10 @@ class Pool:
         if admitted is not self.fleet.eligible and admitted != self.fleet.eligible:
             self.fleet.allow(admitted)
             self.releases += 1  # a replica that comes back may have room for whoever waits for memory
+
+    def slots_of(self, names: Collection[str]) -> list[Slot]:
+        """Return the rows of replicas by id, those that are there."""
+        return [slot for slot in self.replicas if self.fleet.id[slot] in names] if names else []
 
     def fleet_id(self, slot: Slot) -> str | None:
         """Return the id of the replica in a row; `None`: there is none."""
@@ -375,15 +375,10 @@ class Pool:
 
     def dispatch(self, waiting: Waiting, choices: list[Choice], overlap: Overlap, now_s: float) -> Flight:
         """Charge the first choice of a request, and return what it is charged with."""
-        request = waiting.request
+        request, ages_s, confirmed = waiting.request, overlap.age_s, overlap.confirmed
+        device, host, disk = overlap.device, overlap.host, overlap.disk
         held = [
-            Held(
-                overlap.age_s[slot],
-                overlap.confirmed[slot],
-                overlap.device[slot],
-                overlap.host[slot],
-                overlap.disk[slot],
-            )
+            (ages_s[slot], confirmed[slot], device[slot], host[slot], disk[slot])
             for slot in [choice.slot for choice in choices]
         ]
         flight = Flight(request, waiting.attempts + 1, waiting.tried, choices, held)
@@ -611,10 +606,10 @@ def _expect(flight: Flight, slot: Slot, *, reports: bool) -> None:
     flight.loads = NOTHING
     for choice, held in zip(flight.choices, flight.held, strict=True):
         if choice.slot == slot:
-            flight.predicted_tokens, flight.credit_bucket = choice.cached_tokens, Credit.bucket(held.age_s)
+            flight.predicted_tokens, flight.credit_bucket = choice.cached_tokens, Credit.bucket(held[0])
             is_cold = choice.cached_tokens <= CERTAIN_SHARE_MAX * flight.request.prompt_tokens
-            flight.is_certain = held.confirmed >= choice.cached_tokens and (reports or is_cold)
-            flight.loads = held.loads(choice.cached_tokens)
+            flight.is_certain = held[1] >= choice.cached_tokens and (reports or is_cold)
+            flight.loads = loads_of(held, choice.cached_tokens)
             return
 
 

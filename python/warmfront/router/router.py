@@ -27,6 +27,7 @@ from warmfront.router.accuracy import Accuracy
 from warmfront.router.admission import Admission, Held
 from warmfront.router.answers import State, answer
 from warmfront.router.deciding import Decider, Decision
+from warmfront.router.failures import Failures
 from warmfront.router.fleet import Flight, Pool, padded
 from warmfront.router.flow import Flow, Queue
 from warmfront.router.index import Index
@@ -99,6 +100,7 @@ class Router:
         self._decider = Decider(config.policy, self._meter, policies)
         self._flow = Flow(config.flow)
         self._retries = Retries(config)
+        self._failures = Failures()
         self._admission = Admission(config.flow)
         self._pools: dict[str, Pool] = {}
         self._pool_of: dict[RequestId, Pool] = {}
@@ -181,7 +183,9 @@ class Router:
             return
         self._retries.arrived()
         pool.fleet.learned.continuation.arrived(request.turn)
-        self._flow.add(request, self._now_s, tried=[], attempts=0)
+        kept_s = self._config.retries.remember_s
+        tried = pool.slots_of(self._failures.of(request, self._now_s, kept_s=kept_s))
+        self._flow.add(request, self._now_s, tried=tried, attempts=0)
 
     def _moved(self, event: Moved) -> None:
         self._at(event.time_s)
@@ -231,9 +235,10 @@ class Router:
         elif flight.slot is not None:
             pool.health.failed(flight.slot, flight.request, event.error, self._now_s)
         self._end(event.id)
-        if event.began:
-            return
         request, tried = flight.request, sorted({*flight.tried, *event.tried})
+        if event.began:
+            self._remember(pool, request, event.tried)
+            return
         present = self._pools.get(request.pool)
         if present is None or not present.untried(request.model, tried):
             answer: Answer = "no_replica"
@@ -241,9 +246,15 @@ class Router:
             answer = self._retries.ask(event, attempts=flight.attempts, now_s=self._now_s)
         self._meter.count("warmfront_retries_total", (event.error, answer), 1)
         if answer != "again":
+            self._remember(pool, request, event.tried)
             self._refusals.append(Deliver(request.id))
             return
         self._flow.add(request, self._now_s, tried=tried, attempts=flight.attempts)
+
+    def _remember(self, pool: Pool, request: Request, slots: Sequence[Slot]) -> None:
+        """Keep the client's next attempt away from replicas that failed this one."""
+        names = [name for slot in slots if (name := pool.fleet_id(slot)) is not None]
+        self._failures.note(request, names, self._now_s, kept_s=self._config.retries.remember_s)
 
     def _judge(self, pool: Pool, flight: Flight, slot: Slot, event: Finished) -> None:
         """Tell the replica's circuit of an answer; client errors say nothing of it."""
@@ -253,6 +264,7 @@ class Router:
             health.refused(slot, None, self._now_s)
         elif event.status >= 500:
             health.failed(slot, request, "server_error", self._now_s)
+            self._remember(pool, request, [slot])
         elif event.status < 400:
             if request.stream:
                 health.progressed(slot, self._now_s)
@@ -503,9 +515,11 @@ class Router:
         if not serving:
             return self._refuse(waiting, NoReplicaError.code)
         # What was tried is excluded first, what is full next; preferences choose among what is left.
-        untried = pool.untried(request.model, waiting.tried) if waiting.attempts else serving
+        untried = pool.untried(request.model, waiting.tried) if waiting.tried else serving
         if not untried:
-            return self._refuse(waiting, NoReplicaError.code)
+            if waiting.attempts:
+                return self._refuse(waiting, NoReplicaError.code)
+            untried = serving  # it failed everywhere, before it came again
         candidates = self._admission.within_limits(pool, untried)
         if not candidates:
             return admission.FULL if untried is eligible or self._admission.is_full(pool) else admission.FULL_FOR_ONE
@@ -526,7 +540,7 @@ class Router:
         overlap = self._overlap(request, pool)
         if patience_s < math.inf and not admission.has_memory(fleet, roomy, patience_s, request, overlap):
             return admission.NO_MEMORY if is_anyone else admission.NO_MEMORY_FOR_ONE
-        eligible, is_retry = fleet.eligible, waiting.attempts > 0
+        eligible, is_retry = fleet.eligible, bool(waiting.tried)
         if candidates is eligible:
             decision = self._decider.decide(request, overlap, fleet, retry=False)
         else:

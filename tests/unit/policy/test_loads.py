@@ -8,7 +8,7 @@ import pytest
 from warmfront.config import CostConfig
 from warmfront.policy.estimators import Learned
 from warmfront.policy.loads import LoadModel, Loads
-from warmfront.router.fleet import Held
+from warmfront.router.fleet import loads_of
 from warmfront.types import Slot
 
 HOST_S, DISK_S, ADAPTER_S = 5.5e-6, 44e-6, 0.02
@@ -109,5 +109,4 @@ def test_what_was_to_be_loaded_is_corrected_by_the_answer() -> None:
 def test_what_is_found_beyond_the_device_was_loaded_from_the_tier_where_it_lay(
     cached_tokens: int, loads: tuple[int, int]
 ) -> None:
-    held = Held(age_s=1.0, confirmed=64, device=64, host=320, disk=512)
-    assert held.loads(cached_tokens)[:2] == loads
+    assert loads_of((1.0, 64, 64, 320, 512), cached_tokens)[:2] == loads
