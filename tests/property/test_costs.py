@@ -37,6 +37,7 @@ class Decision:
         )
         fleet.held_s = draw.draw(st.sampled_from([0.0, 0.7]))
         for slot in range(SLOTS):
+            fleet.net_s[slot] = draw.draw(st.sampled_from([0.0, 0.02, 0.3]))
             fleet.admission_s[slot] = draw.draw(st.sampled_from([0.0, 0.0, 2.5]))
             fleet.learned.residence_s[slot] = draw.draw(st.floats(0.1, 20.0))
             if draw.draw(st.booleans()):
