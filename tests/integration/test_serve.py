@@ -106,6 +106,17 @@ def test_an_engine_that_restarts_is_forgotten_and_learned_again(serve: Serve, en
     assert int(again.headers[PREDICTED]) == wire.cached_tokens(again.json())
 
 
+def test_the_way_to_each_engine_is_measured_and_told(serve: Serve) -> None:
+    def ways() -> list[float | None]:
+        (pool,) = wire.get(f"{serve.admin_url}/admin/fleet").json()["pools"]
+        return [row["load"]["rtt_s"] for row in pool["replicas"]]
+
+    wait_for(lambda: None not in ways(), "both ways measured", timeout_s=10)
+    assert all(0.0 < way_s < 0.5 for way_s in ways() if way_s is not None)
+    (pool,) = wire.get(f"{serve.admin_url}/admin/fleet").json()["pools"]
+    assert all("net_s" in row["router"] for row in pool["replicas"])
+
+
 def test_the_control_process_is_started_again_and_serving_goes_on(serve: Serve) -> None:
     def children() -> set[int]:
         assert serve.process is not None

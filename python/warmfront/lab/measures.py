@@ -83,10 +83,10 @@ class Measures(Figures, frozen=True):
     groups: dict[str, Figures] = {}
     """By name, those with a counted request; gaps cannot be told apart by group, so TPOT stands for them."""
 
-    @property
-    def holds(self) -> bool:
-        """Whether p99 TTFT and p99 TPOT are within their targets, for all requests and for each group."""
-        return super().holds and all(figures.holds for figures in self.groups.values())
+    def holds_in(self, regime: Regime) -> bool:
+        """Return whether all requests hold, and each group by which policies are compared in `regime`."""
+        judges = {group.name for group in regime.groups if group.compared}
+        return self.holds and all(figures.holds for name, figures in self.groups.items() if name in judges)
 
 
 def measure(result: RunResult, regime: Regime) -> Measures:

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from msgspec import Struct
 
 from warmfront.lab.measures import Figures
+from warmfront.lab.model import Regime
 from warmfront.lab.results import (
     COMPARED,
     COMPARED_IN_GROUPS,
@@ -171,7 +172,7 @@ def highest_loads(results: Results) -> list[Comparison]:
     """
     found = []
     for regime in results.regimes:
-        loads, figures = _searched(results, regime.name) or _estimated(results, regime.name)
+        loads, figures = _searched(results, regime.name) or _estimated(results, regime)
         if loads:
             found.append(Comparison(regime.name, None, HIGHEST, figures, scores(loads, is_higher_better=True)))
     return found
@@ -189,15 +190,15 @@ def _searched(results: Results, regime: str) -> Loads | None:
     return {search.policy: search.load for search in found}, figures
 
 
-def _estimated(results: Results, regime: str) -> Loads:
-    loads = [load for name, load in results.places() if name == regime]
+def _estimated(results: Results, regime: Regime) -> Loads:
+    loads = [load for name, load in results.places() if name == regime.name]
     if len(loads) < 2:
         return {}, {}
     answers: dict[str, float | None] = {}
     figures = {}
-    for policy in results.at(regime, loads[0]):
-        points = [(load, row[policy]) for load in loads if policy in (row := results.at(regime, load))]
-        answer = interpolate(points)
+    for policy in results.at(regime.name, loads[0]):
+        points = [(load, row[policy]) for load in loads if policy in (row := results.at(regime.name, load))]
+        answer = interpolate(points, regime)
         answers[policy] = answer or 0.0
         figures[policy] = _estimate(answer, lowest=loads[0], highest=loads[-1])
     return answers, figures

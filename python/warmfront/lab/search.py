@@ -51,7 +51,7 @@ def search(regime: Regime, probe: Probe, *, probes_max: int = PROBES_MAX, tolera
     holding, failing = 0.0, math.inf
     load = _middle(regime.loads)
     while len(tried) < probes_max:
-        held = probe(load).holds
+        held = probe(load).holds_in(regime)
         tried.append((load, held))
         holding, failing = (max(holding, load), failing) if held else (holding, min(failing, load))
         if failing <= holding * tolerance:
@@ -60,7 +60,7 @@ def search(regime: Regime, probe: Probe, *, probes_max: int = PROBES_MAX, tolera
     return Sustained(load=holding, tried=tuple(tried))
 
 
-def interpolate(points: Sequence[tuple[float, Measures]]) -> float | None:
+def interpolate(points: Sequence[tuple[float, Measures]], regime: Regime) -> float | None:
     """Estimate the highest load from runs at given loads, without running more.
 
     Where the p99 of TTFT over target crosses 1 between two neighbours that both have a figure, a straight line in
@@ -68,6 +68,7 @@ def interpolate(points: Sequence[tuple[float, Measures]]) -> float | None:
 
     Args:
         points: Load and figures, in any order.
+        regime: In which they were run.
 
     Returns:
         The load, which is only a lower bound when even the highest one holds; `None` when the lowest one fails.
@@ -75,15 +76,15 @@ def interpolate(points: Sequence[tuple[float, Measures]]) -> float | None:
     ordered = sorted(points, key=lambda point: point[0])
     answer: float | None = None
     for number, (load, measures) in enumerate(ordered):
-        if not measures.holds:
+        if not measures.holds_in(regime):
             break
-        answer = load if number + 1 == len(ordered) else _crossing(load, measures, *ordered[number + 1])
+        answer = load if number + 1 == len(ordered) else _crossing(regime, load, measures, *ordered[number + 1])
     return answer
 
 
-def _crossing(load: float, measures: Measures, next_load: float, following: Measures) -> float:
+def _crossing(regime: Regime, load: float, measures: Measures, next_load: float, following: Measures) -> float:
     before, after = measures.overrun_p99, following.overrun_p99
-    if following.holds or before is None or after is None or not 0 < before <= 1 < after:
+    if following.holds_in(regime) or before is None or after is None or not 0 < before <= 1 < after:
         return load
     share = math.log(1 / before) / math.log(after / before)
     return math.exp(math.log(load) + share * (math.log(next_load) - math.log(load)))

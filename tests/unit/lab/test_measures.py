@@ -176,12 +176,14 @@ def test_seeds_of_groups_are_averaged_where_all_have_them() -> None:
     assert averaged.groups["people"].ttft_p99_s == pytest.approx(0.3)
 
 
-def test_a_load_holds_when_it_does_for_each_group() -> None:
+def test_a_load_holds_when_it_does_for_each_group_by_which_policies_are_compared() -> None:
     calm = [outcome(key, 0.1, 0.2) for key in range(300)]
-    assert of_classes(*calm, outcome(300, 1.0, 2.0, priority=10)).holds
+    classes = replace(regime(), groups=(PEOPLE, BATCH))
+    assert of_classes(*calm, outcome(300, 1.0, 2.0, priority=10)).holds_in(classes)
     failing = of_classes(*calm, outcome(300, 6.0, 7.0, priority=10))
-    assert failing.ttft_share > 0.99
-    assert not failing.holds
+    assert failing.holds, "99 % of all are in time"
+    assert not failing.holds_in(classes)
+    assert failing.holds_in(replace(classes, groups=(PEOPLE, replace(BATCH, compared=()))))
 
 
 def test_seeds_are_averaged_and_one_that_never_came_makes_the_mean_infinite() -> None:

@@ -8,6 +8,7 @@ from warmfront.lab.measures import Measures
 from warmfront.lab.search import PROBES_MAX, TOLERANCE, Sustained, interpolate, search
 
 BAD = figures(ttft_share=0.5)
+REGIME = regime(loads=(4.0, 8.0, 16.0))
 
 
 def hold_up_to(limit: float) -> Sustained:
@@ -44,19 +45,19 @@ def point(load: float, overrun: float | None, **changed: float) -> tuple[float, 
 
 
 def test_between_two_loads_the_crossing_is_on_a_line_of_logarithms() -> None:
-    assert interpolate([point(16.0, 2.0), point(4.0, 0.5)]) == pytest.approx(8.0)
-    assert interpolate([point(4.0, 1.0), point(16.0, 2.0)]) == pytest.approx(4.0)
+    assert interpolate([point(16.0, 2.0), point(4.0, 0.5)], REGIME) == pytest.approx(8.0)
+    assert interpolate([point(4.0, 1.0), point(16.0, 2.0)], REGIME) == pytest.approx(4.0)
 
 
 def test_beside_a_figure_that_is_infinite_the_last_load_that_holds_is_the_answer() -> None:
-    assert interpolate([point(4.0, 0.5), point(16.0, None)]) == 4.0
+    assert interpolate([point(4.0, 0.5), point(16.0, None)], REGIME) == 4.0
 
 
 def test_tokens_that_are_too_slow_end_the_line_as_well() -> None:
-    assert interpolate([point(4.0, 0.5), point(8.0, 0.6, tpot_share=0.5), point(9.0, 0.7)]) == 4.0
+    assert interpolate([point(4.0, 0.5), point(8.0, 0.6, tpot_share=0.5), point(9.0, 0.7)], REGIME) == 4.0
 
 
 def test_the_ends_of_the_line_are_said_as_they_are() -> None:
-    assert interpolate([point(4.0, 0.5), point(8.0, 0.9)]) == 8.0
-    assert interpolate([point(4.0, 1.5)]) is None
-    assert interpolate([]) is None
+    assert interpolate([point(4.0, 0.5), point(8.0, 0.9)], REGIME) == 8.0
+    assert interpolate([point(4.0, 1.5)], REGIME) is None
+    assert interpolate([], REGIME) is None
