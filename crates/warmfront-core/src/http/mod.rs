@@ -10,6 +10,7 @@ pub mod json;
 mod keys;
 mod overview;
 mod patience;
+mod precedence;
 mod prepare;
 mod proxy;
 mod quiet;
