@@ -82,7 +82,11 @@ impl Body for Reply {
         match content {
             Content::Whole(bytes) => Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
             Content::Relay(relay) if serving.as_ref().is_some_and(Serving::is_cut) => Poll::Ready(relay.cut()),
-            Content::Relay(relay) => Pin::new(&mut **relay).poll_frame(cx),
+            Content::Relay(relay) => {
+                let frame = std::task::ready!(Pin::new(&mut **relay).poll_frame(cx));
+                serving.iter_mut().for_each(Serving::passes);
+                Poll::Ready(frame)
+            }
         }
     }
 

@@ -12,7 +12,7 @@ use std::future::Future;
 use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::Arc;
-use std::task::Poll;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
@@ -30,6 +30,7 @@ use tokio::time::{Instant, MissedTickBehavior};
 use super::access::Peer;
 use super::answer::Reply;
 use super::patience::{Busy, Limits, Patient, Serving};
+use super::precedence::{Line, Turn};
 use super::proxy::{self, Front};
 use super::stop::Stop;
 use super::{overview, routes};
@@ -80,6 +81,7 @@ pub async fn serve(listener: TcpListener, fronts: impl Into<Fronts>, stop: Stop)
     let mut clients = Clients {
         open: fronts.current().metrics.gauge("warmfront_connections", &[]),
         tasks: JoinSet::new(),
+        line: Line::default(),
         fronts: fronts.clone(),
         stop: stop.clone(),
     };
@@ -129,6 +131,7 @@ fn seconds(seconds: f64) -> Duration {
 struct Clients {
     open: Gauge,
     tasks: JoinSet<()>,
+    line: Line,
     fronts: Fronts,
     stop: Stop,
 }
@@ -181,7 +184,8 @@ impl Clients {
     /// Serves a connection, or closes it at once when there are too many.
     fn serve(&mut self, accepted: (TcpStream, SocketAddr)) {
         if self.tasks.len() < self.fronts.current().config.connections_max {
-            self.tasks.spawn(serve_connection(accepted, self.fronts.clone(), self.stop.clone()));
+            let shared = (self.fronts.clone(), self.line.clone());
+            self.tasks.spawn(serve_connection(accepted, shared, self.stop.clone()));
             self.count();
         }
     }
@@ -220,7 +224,7 @@ fn note_end(ended: Result<(), tokio::task::JoinError>) {
     }
 }
 
-async fn serve_connection((socket, address): (TcpStream, SocketAddr), fronts: Fronts, stop: Stop) {
+async fn serve_connection((socket, address): (TcpStream, SocketAddr), (fronts, line): (Fronts, Line), stop: Stop) {
     if let Err(error) = socket.set_nodelay(true) {
         tracing::debug!("client connection: {error}"); // already closed
         return;
@@ -231,10 +235,10 @@ async fn serve_connection((socket, address): (TcpStream, SocketAddr), fronts: Fr
     let limit = seconds(front.config.header_timeout_s);
     drop(front);
     match tls {
-        None => converse(socket, peer, fronts, stop).await,
+        None => converse(socket, peer, (fronts, line), stop).await,
         Some(tls) => {
             let refused = match tokio::time::timeout(limit, tls.accept(socket)).await {
-                Ok(Ok(socket)) => return Box::pin(converse(socket, peer, fronts, stop)).await,
+                Ok(Ok(socket)) => return Box::pin(converse(socket, peer, (fronts, line), stop)).await,
                 Ok(Err(error)) => error.to_string(),
                 Err(_elapsed) => "not in time".to_owned(),
             };
@@ -245,11 +249,13 @@ async fn serve_connection((socket, address): (TcpStream, SocketAddr), fronts: Fr
 }
 
 /// Serves the requests of one connection.
-async fn converse<S>(socket: S, peer: Peer, fronts: Fronts, stop: Stop)
+async fn converse<S>(socket: S, peer: Peer, (fronts, line): (Fronts, Line), stop: Stop)
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
-    let busy = Arc::<Busy>::default();
+    let mut turn = Turn::new(&line);
+    let busy = Arc::new(Busy::new(turn.place()));
+    let mailbox = Arc::clone(fronts.current().mailbox());
     let (socket, protocol) = under(&fronts.current().config, socket, &busy);
     let service = service_fn(|request| {
         let uri = request.uri().clone();
@@ -272,6 +278,8 @@ where
     let mut is_closing = false;
     let mut is_cut = false;
     let ended = std::future::poll_fn(|cx| {
+        let Some(waker) = turn.take(cx, mailbox.has_errand()) else { return Poll::Pending };
+        let cx = &mut Context::from_waker(waker);
         // The switch is polled once to leave our waker there, and again only when it has been thrown.
         if !is_closing && (!is_watching || stop.is_set()) {
             is_watching = true;

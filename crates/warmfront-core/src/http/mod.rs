@@ -11,6 +11,7 @@ mod keys;
 mod outset;
 mod overview;
 mod patience;
+mod precedence;
 mod prepare;
 mod proxy;
 mod quiet;

@@ -19,6 +19,7 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, Sleep};
 
+use super::precedence::{GivesWay, Place};
 use super::worded::Worded;
 use crate::config::FrontConfig;
 
@@ -35,9 +36,14 @@ pub(super) struct Busy {
     has_answer: AtomicBool,
     /// Its answer has to end now.
     is_cut: AtomicBool,
+    place: Arc<Place>,
 }
 
 impl Busy {
+    pub(super) fn new(place: &Arc<Place>) -> Self {
+        Self { place: Arc::clone(place), ..Self::default() }
+    }
+
     /// Ends the answer that is being given with the next poll.
     pub(super) fn cut(&self) {
         self.is_cut.store(true, Ordering::Relaxed);
@@ -46,24 +52,35 @@ impl Busy {
 
 /// Marks the connection as serving until dropped.
 #[derive(Debug)]
-pub(super) struct Serving(Arc<Busy>);
+pub(super) struct Serving {
+    busy: Arc<Busy>,
+    /// Once a part of the answer has gone out.
+    gives_way: Option<GivesWay>,
+}
 
 impl Serving {
     pub(super) fn new(busy: &Arc<Busy>) -> Self {
         busy.is_serving.store(true, Ordering::Relaxed);
         busy.has_answer.store(true, Ordering::Relaxed);
-        Self(Arc::clone(busy))
+        Self { busy: Arc::clone(busy), gives_way: None }
+    }
+
+    /// A part of the answer goes out: from now on requests without one go first.
+    pub(super) fn passes(&mut self) {
+        if self.gives_way.is_none() {
+            self.gives_way = Some(self.busy.place.give_way());
+        }
     }
 
     /// The answer has to end now.
     pub(super) fn is_cut(&self) -> bool {
-        self.0.is_cut.load(Ordering::Relaxed)
+        self.busy.is_cut.load(Ordering::Relaxed)
     }
 }
 
 impl Drop for Serving {
     fn drop(&mut self) {
-        self.0.is_serving.store(false, Ordering::Relaxed);
+        self.busy.is_serving.store(false, Ordering::Relaxed);
     }
 }
 

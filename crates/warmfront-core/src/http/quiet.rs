@@ -33,8 +33,7 @@ impl Wake for Filter {
         if INSIDE.get() == Arc::as_ptr(self) {
             self.dropped.store(true, Ordering::Relaxed);
         } else {
-            let outer = self.outer.lock().clone();
-            outer.wake();
+            self.outer.lock().wake_by_ref();
         }
     }
 }

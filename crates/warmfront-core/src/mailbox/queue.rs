@@ -11,7 +11,7 @@
 //! receiver itself.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -81,6 +81,8 @@ pub struct Mailbox {
     picked_up: Condvar,
     /// There is something for the carrier to do.
     errand: Notify,
+    /// The same, for those who should let the carrier go first.
+    has_errand: AtomicBool,
     pace: PaceBook,
     standings: Mutex<Standings>,
     /// Requests that have entered and not ended: while there are any, time is told.
@@ -135,6 +137,7 @@ impl Mailbox {
             waiting: Mutex::new(Waiting::default()),
             picked_up: Condvar::new(),
             errand: Notify::new(),
+            has_errand: AtomicBool::new(false),
             pace: PaceBook::default(),
             standings: Mutex::default(),
             in_flight: AtomicUsize::new(0),
@@ -174,9 +177,20 @@ impl Mailbox {
         let _carrier = Carrier::new(self);
         loop {
             self.errand.notified().await;
+            self.has_errand.store(false, Ordering::Relaxed); // before the work: what comes meanwhile is another errand
             self.filled.notify_one();
             self.waiting.lock().hand_over();
         }
+    }
+
+    fn send_carrier(&self) {
+        self.has_errand.store(true, Ordering::Relaxed);
+        self.errand.notify_one();
+    }
+
+    /// The carrier has something to do: a request waits for its decision, or the router for a request.
+    pub(crate) fn has_errand(&self) -> bool {
+        self.has_errand.load(Ordering::Relaxed)
     }
 
     /// Registers `id` for one more decision; `None` once the mailbox is closed. Call before the event that asks for it.
@@ -253,7 +267,7 @@ impl Mailbox {
         let (was_asleep, has_carrier) = (std::mem::take(&mut queue.is_asleep), queue.has_carrier);
         drop(queue);
         if was_asleep && has_carrier {
-            self.errand.notify_one();
+            self.send_carrier();
         } else if was_asleep {
             self.filled.notify_one();
         } // otherwise it looks before it sleeps
@@ -300,7 +314,7 @@ impl Mailbox {
     /// Appends `Paced` if streams moved, and `Tick` if some request is in flight: a silent engine makes no events.
     fn tell_time(&self, queue: &mut Queue, time_s: f64) {
         queue.events.extend(self.pace.flush(time_s));
-        if self.in_flight.load(Ordering::Relaxed) > 0 || !self.waiting.lock().decisions.is_empty() {
+        if self.in_flight.load(Ordering::Relaxed) > 0 || self.has_undecided() {
             queue.events.push_back(Event::Tick { time_s });
         }
     }
@@ -317,7 +331,7 @@ impl Mailbox {
         let mut waiting = self.waiting.lock();
         for command in commands {
             while waiting.undelivered >= self.limits.commands_max && !waiting.closed {
-                self.errand.notify_one();
+                self.send_carrier();
                 self.picked_up.wait(&mut waiting);
             }
             match command {
@@ -347,7 +361,7 @@ impl Mailbox {
         let is_carried = !waiting.carried.is_empty();
         drop(waiting);
         if is_carried {
-            self.errand.notify_one();
+            self.send_carrier();
         }
         Ok(())
     }
@@ -364,6 +378,10 @@ impl Mailbox {
         self.queue.lock().closed = true;
         self.picked_up.notify_all();
         self.filled.notify_all();
+    }
+
+    fn has_undecided(&self) -> bool {
+        !self.waiting.lock().decisions.is_empty()
     }
 
     /// Requests that wait for a decision.
@@ -415,6 +433,7 @@ impl Drop for Carrier<'_> {
     fn drop(&mut self) {
         self.0.queue.lock().has_carrier = false;
         self.0.filled.notify_one();
+        self.0.has_errand.store(false, Ordering::Relaxed);
         let mut waiting = self.0.waiting.lock();
         waiting.has_carrier = false;
         waiting.hand_over();

@@ -7,5 +7,6 @@ mod failures;
 mod leaving;
 mod limits;
 mod passing;
+mod precedence;
 #[allow(dead_code, reason = "a part is for tests that need a process of their own")]
 mod world;
