@@ -8,7 +8,8 @@
 //! While a [`Mailbox::carry`] runs on the requests' runtime, wake-ups cross between the threads once a batch instead of
 //! once an event: a push asks the carrier to ring, and the carrier's turn comes after the tasks that are ready now; a
 //! batch of commands wakes the carrier, which wakes the requests from their own thread. Without a carrier each wakes its
-//! receiver itself.
+//! receiver itself. How requests fare that have their decision wakes nobody while none waits for one: it lies in the
+//! queue until the router looks next, which is before it decides anything.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -28,6 +29,9 @@ use crate::config::QueueConfig;
 use crate::error::{CoreError, Face};
 use crate::metrics::{Gauge, Histogram, Metrics};
 use std::sync::Arc;
+
+/// Events that may wait for the next one that is urgent, so that a decision never has a crowd before it.
+pub(super) const PATIENT_EVENTS_MAX: usize = 32;
 
 /// What the router decided for one request.
 #[derive(Clone, Debug, PartialEq)]
@@ -263,7 +267,11 @@ impl Mailbox {
     }
 
     fn put(&self, mut queue: MutexGuard<'_, Queue>, event: Event) {
+        let is_urgent = is_urgent(&event) || queue.events.len() >= PATIENT_EVENTS_MAX || self.has_undecided();
         queue.events.push_back(event);
+        if !is_urgent {
+            return; // it is there when the router looks next: before any decision, and with the next tick
+        }
         let (was_asleep, has_carrier) = (std::mem::take(&mut queue.is_asleep), queue.has_carrier);
         drop(queue);
         if was_asleep && has_carrier {
@@ -389,6 +397,11 @@ impl Mailbox {
         self.waiting.lock().decisions.len()
     }
 
+    #[cfg(test)]
+    pub(super) fn is_asleep(&self) -> bool {
+        self.queue.lock().is_asleep
+    }
+
     /// Events in the queue.
     pub fn depth(&self) -> usize {
         self.queue.lock().events.len()
@@ -416,6 +429,12 @@ impl Waiting {
             }
         }
     }
+}
+
+/// Whether the router has to hear of an event although no request waits for a decision. It need not hear at once how
+/// requests fare that have theirs: that changes only what it decides next.
+fn is_urgent(event: &Event) -> bool {
+    !matches!(event, Event::FirstToken { .. } | Event::Finished { .. } | Event::Cancelled { .. })
 }
 
 /// Takes over the wake-ups while it lives.

@@ -13,6 +13,7 @@ use bytes::Bytes;
 use futures_util::FutureExt as _;
 use serde_json::Value;
 
+use super::queue::PATIENT_EVENTS_MAX;
 use super::{Basis, Decision, Event, Failure, Full, InFlight, Mailbox, Outcome, Received, RequestFacts, Route};
 use crate::block::{BlockExtras, SeqHash};
 use crate::clock::Clock;
@@ -25,6 +26,8 @@ use crate::requests::{Prompt, RequestTable};
 
 const LONG: Duration = Duration::from_secs(20);
 const SHORT: Duration = Duration::from_millis(1);
+/// An event that the router hears of at once.
+const STOPPING: Event = Event::Stopping { time_s: 0.0, grace_s: 0.0 };
 
 fn mailbox(events_max: usize, tick_interval_s: f64) -> Arc<Mailbox> {
     let family = |(name, kind): (&str, MetricKind)| MetricConfig {
@@ -187,7 +190,7 @@ fn a_push_wakes_the_receiver() {
     let receiver = Arc::clone(&mailbox);
     let started = Instant::now();
     let thread = thread::spawn(move || received(&receiver, LONG));
-    mailbox.push(Event::Cancelled { id: 1, time_s: 0.0 });
+    mailbox.push(STOPPING);
     assert_eq!(thread.join().unwrap().len(), 1);
     assert!(started.elapsed() < LONG / 2);
 }
@@ -227,11 +230,66 @@ async fn a_carrier_wakes_the_receiver() {
     let waiting = tokio::task::spawn_blocking(move || (received(&receiver, LONG), Instant::now()));
     tokio::task::yield_now().await;
     let pushed = Instant::now();
-    mailbox.push(Event::Cancelled { id: 1, time_s: 0.0 });
+    mailbox.push(STOPPING);
     let (events, at) = waiting.await.unwrap();
-    assert_eq!(tags(&events), ["cancelled"]);
+    assert_eq!(tags(&events), ["stopping"]);
     assert!(at.duration_since(pushed) < LONG / 2);
     carrier.abort();
+}
+
+fn finished(id: u64) -> Event {
+    Event::Finished { id, time_s: 0.0, slot: 0, status: 200, usage: None, chunks: 0 }
+}
+
+/// Whether an event has a sleeping receiver woken: seen from the errand, which nobody runs here.
+fn rings(event: Event, is_somebody_waiting: bool, lying: usize) -> bool {
+    let mailbox = mailbox(100, 100.0);
+    let _decision = is_somebody_waiting.then(|| mailbox.wait_for_decision(7).unwrap());
+    let mut carrier = pin!(mailbox.carry());
+    assert!(carrier.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+    let receiver = Arc::clone(&mailbox);
+    let thread = thread::spawn(move || receiver.receive(LONG));
+    let start = Instant::now();
+    while !mailbox.is_asleep() {
+        assert!(start.elapsed() < LONG, "the receiver does not sleep");
+        thread::yield_now();
+    }
+    (0..lying as u64).for_each(|id| mailbox.push(finished(id)));
+    mailbox.push(event);
+    let rings = mailbox.has_errand();
+    mailbox.close();
+    thread.join().unwrap();
+    rings
+}
+
+#[test]
+fn how_decided_requests_fare_wakes_the_receiver_only_while_others_wait() {
+    for event in
+        [finished(1), Event::FirstToken { id: 1, time_s: 0.0, slot: 0 }, Event::Cancelled { id: 1, time_s: 0.0 }]
+    {
+        assert!(!rings(event.clone(), false, 0), "{event:?}");
+        assert!(rings(event.clone(), true, 0), "{event:?} while a request waits");
+    }
+    assert!(rings(STOPPING, false, 0));
+    assert!(!rings(finished(1), false, PATIENT_EVENTS_MAX - 1));
+    assert!(rings(finished(1), false, PATIENT_EVENTS_MAX), "a crowd");
+}
+
+/// Not only with what comes next, but also with the next tick.
+#[test]
+fn what_wakes_nobody_is_received_all_the_same() {
+    let mailbox = mailbox(10, 0.001);
+    let receiver = Arc::clone(&mailbox);
+    let thread = thread::spawn(move || {
+        let deadline = Instant::now() + LONG;
+        let mut events = vec![];
+        while events.is_empty() && Instant::now() < deadline {
+            events = received(&receiver, LONG);
+        }
+        events
+    });
+    mailbox.push(finished(1));
+    assert_eq!(tags(&thread.join().unwrap()), ["finished"]);
 }
 
 /// The end of the front's runtime drops the carrier with whatever it still had to carry.
