@@ -248,7 +248,7 @@ class BusyPeriod:
         """Count what one prefill computed and loaded; `sign` -1 takes it back."""
         self.tokens += sign * tokens
         self.pairs += sign * tokens * (prompt_tokens - 0.5 * tokens)
-        if loads:
+        if loads is not NOTHING:
             host, disk, adapters = self.loads
             self.loads = Loads(
                 host + sign * loads.host_tokens, disk + sign * loads.disk_tokens, adapters + sign * loads.adapters

@@ -129,7 +129,7 @@ class PrefillModel:
 
     def seconds(self, slot: Slot, new_tokens: float, prompt_tokens: int) -> float:
         """Predict the prefill of one request."""
-        return self.scale[slot] * new_tokens * (self.alpha + self.beta * (prompt_tokens - 0.5 * new_tokens))
+        return self._scale.factor[slot] * new_tokens * (self.alpha + self.beta * (prompt_tokens - 0.5 * new_tokens))
 
     def sample(self, slot: Slot, seconds: float, tokens: float, pairs: float, *, decode_s: float = 0.0) -> None:
         """Learn from one busy period: `seconds` for `tokens` computed against `pairs` of query and key.

@@ -69,7 +69,10 @@ class LoadModel:
 
     def seconds(self, loads: Loads) -> float:
         """Predict how long loading takes."""
-        return sum(cost * amount for cost, amount in zip(self.costs, loads, strict=True)) if loads else 0.0
+        if loads is NOTHING:
+            return 0.0
+        host_s, disk_s, adapter_s = self.costs
+        return host_s * loads.host_tokens + disk_s * loads.disk_tokens + adapter_s * loads.adapters
 
     def sample(self, seconds: float, computed_s: float, loads: Loads) -> None:
         """Learn from a busy period.
