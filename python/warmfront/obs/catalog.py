@@ -86,7 +86,7 @@ DECISIONS = [
     _histogram(
         "regret_seconds",
         REGRETS,
-        "Realised cost of a request less what load alone was expected to cost; a mean above 0: affinity loses.",
+        "Realised cost of a stream less what load alone was expected to cost; a mean above 0: affinity loses.",
         "pool",
     ),
     _gauge(

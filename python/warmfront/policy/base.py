@@ -224,7 +224,10 @@ class Watching(Protocol):
     """A policy that compares what happened with what it expected. Optional."""
 
     def ended(self, request: Request, fleet: Fleet, outcome: Ended) -> float | None:
-        """Take an outcome; return the regret in seconds, `None` if unknown: what load alone would have saved."""
+        """Take the outcome of a stream; return the regret in seconds, `None` if unknown: what load alone had saved.
+
+        What does not stream is never told: when its first token came is not seen, only when it had all been decoded.
+        """
 
     def guarded(self) -> Guarded:
         """Report how far affinity is trusted."""

@@ -55,8 +55,11 @@ class Watch:
         """
         first = self._first = ranked[0]
         self._differs = self._by_rival = False
+        if not request.stream:  # when its first token comes is not seen, so nothing can be compared
+            self._alternative = None
+            return ranked
         by_load = self._alternative = _cheapest(costs, fleet)
-        if not request.stream or request.route == "load" or request.basis == "none":
+        if request.route == "load" or request.basis == "none":
             return ranked
         if self._guard.rival == "load":
             rival, gain_s = by_load, first.blind_s - by_load.blind_s
@@ -72,14 +75,17 @@ class Watch:
     def placed(self, request: Request, fleet: Fleet, slot: Slot) -> None:
         """Note what is expected of a decision that stands."""
         first, alternative = self._first, self._alternative
-        if first is None or alternative is None or first.slot != slot:
+        if first is None or first.slot != slot:
+            return
+        self._first = None
+        self._decisions += 1
+        if alternative is None:
             return
         cost_s = alternative_s = first.single_s
         if alternative.blind_s + TIE_S < first.blind_s:
             alternative_s = alternative.single_s
         learned = fleet.learned
         context_tokens = fleet.context_tokens[slot] + request.prompt_tokens
-        self._decisions += 1
         self._differing += self._differs
         self._bets[request.id] = Bet(
             slot,
@@ -93,7 +99,6 @@ class Watch:
             learned.decode.seconds(slot, fleet.requests[slot] + 1.0, context_tokens),
             self._token_weight * decode_share(request, learned.output_tokens),
         )
-        self._first = None
 
     def ended(self, request: Request, fleet: Fleet, outcome: Ended) -> float | None:
         """Compare an outcome with its bet; return the regret in seconds, if it can be told."""

@@ -90,9 +90,9 @@ class Decider:
         return Decision(ranked, "retry" if retry else _reason(request, overlap, fleet, ranked[0]))
 
     def ended(self, flight: Flight, fleet: Fleet, now_s: float, answer: Finished | None) -> None:
-        """Tell the policy what became of a request, if it wants to know, and publish what it concludes."""
+        """Tell the policy what became of a stream, if it wants to know, and publish what it concludes."""
         known = self._policies.get(fleet.pool)
-        if known is None or known.ended is None:
+        if known is None or known.ended is None or not flight.request.stream:
             return
         try:
             regret_s = known.ended(flight.request, fleet, outcome(flight, now_s, answer))
@@ -172,11 +172,11 @@ class Decider:
 
     def _choose(self, policy: Policy, request: Request, overlap: Overlap, fleet: Fleet) -> list[Choice]:
         ranked = list(policy.choose(request, overlap, fleet)[: fleet.choices_max])
-        slots = {choice.slot for choice in ranked}
-        if not slots <= fleet.allowed:
-            others = sorted(slots - fleet.allowed)
+        slots = [choice.slot for choice in ranked]
+        if not fleet.allowed.issuperset(slots):
+            others = sorted(set(slots) - fleet.allowed)
             raise ValueError(f"policy {self._config.name} chose slots {others}, which may not be chosen")
-        if len(slots) != len(ranked):
+        if len(set(slots)) != len(slots):
             raise ValueError(f"policy {self._config.name} chose a slot twice")
         return ranked
 

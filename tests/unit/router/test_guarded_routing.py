@@ -121,3 +121,13 @@ def test_requests_whose_first_token_or_prompt_is_not_seen_take_no_part(changes: 
         world.load(0, 1, prompt_tokens=4000)
         world.send(prefix_key=PREFIX, **changes)
     assert guard_of(world)["differing"] == 0
+
+
+def test_the_length_of_an_answer_that_does_not_stream_is_no_regret() -> None:
+    world = World(2)
+    recorder = world.router._decider._meter = Recorder()
+    world.serve(stream=False, duration_s=30.0)
+    assert "warmfront_regret_seconds" not in recorder.values
+    assert guard_of(world)["decisions"] == 1
+    world.serve(duration_s=30.0)
+    assert "warmfront_regret_seconds" in recorder.values
