@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from msgspec import Struct
+
 from warmfront.config import CostConfig
 from warmfront.policy.latency import DecodeModel, PrefillModel
 from warmfront.policy.loads import LOADED_SHARE, NOTHING, LoadModel, Loads
@@ -226,8 +228,7 @@ class Continuation:
             self.later[bucket] = min(self._turns_max, value)
 
 
-@dataclass(slots=True)
-class BusyPeriod:
+class BusyPeriod(Struct):
     """Prefill going on without a break at one replica."""
 
     start_s: float

@@ -24,7 +24,8 @@ from warmfront.policy.rates import Rates
 from warmfront.policy.watch import Watch
 from warmfront.types import Choice, Overlap, Request, Slot
 
-_by_cost = attrgetter("total_s", "slot")
+_by_cost = attrgetter("total_s")
+"""Sorts the costs of ascending slots: equal ones stay in that order."""
 
 
 class MarginalCost:

@@ -14,6 +14,8 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from random import Random
 
+from msgspec import Struct
+
 from warmfront.config import CostConfig, HealthConfig
 from warmfront.policy.adapters import Adapters
 from warmfront.policy.affinity import stable_hash
@@ -60,8 +62,7 @@ def loads_of(held: Held, cached_tokens: int) -> Loads:
     return Loads(from_host, from_disk) if from_host or from_disk else NOTHING
 
 
-@dataclass(slots=True)
-class Flight:
+class Flight(Struct):
     """One dispatched request and what it is charged with."""
 
     request: Request

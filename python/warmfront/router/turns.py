@@ -19,6 +19,8 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from msgspec import Struct
+
 from warmfront.types import Request, RequestId, Slot
 
 REMEMBERED_MAX = 4096
@@ -27,8 +29,7 @@ SLACK = 64
 """Wrong entries a heap may hold beyond one for each flow."""
 
 
-@dataclass(slots=True)
-class Waiting:
+class Waiting(Struct):
     """A request without a replica."""
 
     request: Request
