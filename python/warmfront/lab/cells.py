@@ -29,9 +29,12 @@ class CellTask(Struct, frozen=True):
     load: float
     seed: int
     config: RouterConfig = RouterConfig()
+    later: int = 0
+    """Above 0: requests come up to a millisecond later, by this draw."""
 
     def __str__(self) -> str:
-        return f"{self.regime.name} at {self.load:g} with {self.policy}, seed {self.seed}"
+        again = f", again ({self.later})" if self.later else ""
+        return f"{self.regime.name} at {self.load:g} with {self.policy}, seed {self.seed}{again}"
 
 
 class SearchTask(Struct, frozen=True):
@@ -68,6 +71,7 @@ def _measured(task: CellTask, report: Report) -> Measures:
         task.policy,
         task.load,
         task.seed,
+        later=task.later,
         config=task.config,
         progress=lambda done, total: report(done / total),
     )

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from warmfront.clock import Clock
-from warmfront.lab import contest, regimes_page, results_file
+from warmfront.lab import contest, regimes_page, repeats, results_file
 from warmfront.lab.cache import Cache
 from warmfront.lab.cells import CellTask, SearchTask, Task, perform
 from warmfront.lab.display import bar
@@ -27,11 +27,12 @@ RUN_S_PER_REQUEST = 4e-4
 """Guess for the seconds of a run while nothing is known about its regime."""
 SEARCH_RUNS = 8
 """Guess for the runs of a search with one seed."""
-DATA, REASONS, CONTEST, PAGE = (
-    Path(f"docs/explanation/regimes{suffix}") for suffix in (".json", ".reasons.toml", ".contest.json", ".md")
+DATA, REASONS, CONTEST, REPEATS, PAGE = (
+    Path(f"docs/explanation/regimes{suffix}")
+    for suffix in (".json", ".reasons.toml", ".contest.json", ".repeats.json", ".md")
 )
-"""Below the root of the source tree: the results, the hand-written reasons, the lost cells under other seeds, and the
-page made of all three."""
+"""Below the root of the source tree: the results, the hand-written reasons, the lost cells under other seeds, what the
+best do when requests come a little later, and the page made of all four."""
 
 
 class Grid(Plan, frozen=True):
@@ -146,11 +147,34 @@ def write_contest(cache: Cache, root: Path, *, seeds: Sequence[int]) -> None:
     (root / PAGE).write_text(page(root), encoding="utf-8")
 
 
+def write_repeats(cache: Cache, root: Path, *, draw: int) -> None:
+    """Write what the cache holds of the best of each cell, run again with requests a little later, and the page anew.
+
+    Args:
+        cache: Open.
+        root: Of the source tree.
+        draw: Seed of the delays.
+
+    Raises:
+        ConfigError: See `repeats.tasks` and `regimes_page.render`.
+    """
+    results = results_file.read(root / DATA)
+    found = [(task, cache.get(task)) for task in repeats.tasks(results, draw)]
+    done = [(task, result) for task, result in found if isinstance(result, Measures)]
+    command = f'make lab LAB="--repeat {draw}"'
+    repeats.write(repeats.repeats(results, done, draw=draw, command=command), root / REPEATS)
+    (root / PAGE).write_text(page(root), encoding="utf-8")
+
+
 def page(root: Path) -> str:
     """Return the page that follows from the data below the root of a source tree.
 
     Raises:
         ConfigError: See `regimes_page.render`.
     """
-    reasons, rounds = regimes_page.read_reasons(root / REASONS), contest.read(root / CONTEST)
-    return regimes_page.render(results_file.read(root / DATA), reasons, rounds)
+    return regimes_page.render(
+        results_file.read(root / DATA),
+        regimes_page.read_reasons(root / REASONS),
+        contest.read(root / CONTEST),
+        repeats.read(root / REPEATS),
+    )

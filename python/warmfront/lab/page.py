@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from pathlib import Path
 
 import click
 
 from warmfront.clock import MonotonicClock
 from warmfront.errors import ConfigError, WarmfrontError
-from warmfront.lab import cache, grid, regime, results_file
+from warmfront.lab import cache, grid, regime, repeats, results_file
 from warmfront.lab import contest as contests
 from warmfront.lab.cells import Task
 from warmfront.lab.plan import known_policies, policies
@@ -42,6 +42,8 @@ INTERRUPTED = 130
 @click.option("--estimate", "is_estimating", is_flag=True, help="Say what there is to do, and end.")
 @click.option("--contest", metavar="S,T,...", help="Run the cells that the page says are lost, and no others, with "
               "these seeds, against the two best there.")  # fmt: skip
+@click.option("--repeat", type=int, metavar="DRAW", help="Run the best policy of each cell again, and the default one, "
+              "each request up to a millisecond later.")  # fmt: skip
 @click.option("--render", "is_rendering", is_flag=True, help="Write the page from the data that is there, and end.")
 def main(
     only: str,
@@ -54,6 +56,7 @@ def main(
     root: Path,
     is_estimating: bool,
     contest: str | None,
+    repeat: int | None,
     is_rendering: bool,
 ) -> None:
     """Run what the cache lacks, then write regimes.json and regimes.md."""
@@ -63,7 +66,7 @@ def main(
             return
         whole = _grid(seeds, search)
         chosen_regimes, chosen_policies = _regimes(only), known_policies(policy.split(","))
-        tasks = whole.tasks() if contest is None else _contested(root, _numbers("--contest", contest))
+        tasks = _tasks(root, whole, contest, repeat)
         with cache.Cache(cache_path) as finished:
             missing = [
                 task
@@ -76,10 +79,12 @@ def main(
             if is_estimating:
                 return
             failures = grid.run(missing, finished, jobs=processes, budget_s=budget, clock=MonotonicClock())
-            if contest is None:
-                grid.write(whole, finished, root, command=_command(seeds, search))
-            else:
+            if contest is not None:
                 grid.write_contest(finished, root, seeds=_numbers("--contest", contest))
+            elif repeat is not None:
+                grid.write_repeats(finished, root, draw=repeat)
+            else:
+                grid.write(whole, finished, root, command=_command(seeds, search))
     except KeyboardInterrupt:
         click.echo("interrupted; what is done is kept", err=True)
         sys.exit(INTERRUPTED)
@@ -98,9 +103,16 @@ def _grid(seeds: str, search: str) -> grid.Grid:
     )
 
 
-def _contested(root: Path, seeds: Sequence[int]) -> list[Task]:
+def _tasks(root: Path, whole: grid.Grid, contest: str | None, repeat: int | None) -> list[Task]:
+    """Return what was asked for: the whole grid, or what its results below `root` say is worth another look."""
+    if contest is not None and repeat is not None:
+        raise ConfigError("--contest and --repeat are two runs; give one of them")
+    if contest is None and repeat is None:
+        return whole.tasks()
     results = results_file.read(root / grid.DATA)
-    return [*contests.tasks(contests.contests(results), results, seeds)]
+    if repeat is not None:
+        return [*repeats.tasks(results, repeat)]
+    return [*contests.tasks(contests.contests(results), results, _numbers("--contest", contest or ""))]
 
 
 def _numbers(option: str, given: str) -> tuple[int, ...]:

@@ -16,6 +16,7 @@ from warmfront.lab import ranking
 from warmfront.lab.contest import Rounds
 from warmfront.lab.model import Group, Regime, Slo
 from warmfront.lab.ranking import HIGHEST, Comparison, Duel, Standing, shown_score
+from warmfront.lab.repeats import Repeats, trust
 from warmfront.lab.results import COMPARED, COMPARED_IN_GROUPS, WITHIN, Results
 from warmfront.lab.targets import DEFAULT, by_metric, verdicts
 
@@ -50,6 +51,21 @@ Of {cells} cells, {lost} are lost by more than 3 % in the mean, {level} are leve
 {command}
 ```"""
 
+REPEATS = """\
+## How far a figure can be trusted
+
+The same requests again, each up to a millisecond later, which no policy could know or use. Whoever was best in a row
+ran again, and so did `{default}`. A row that its own best policy does not find again within 3 % cannot tell who is
+within 3 % of it: of {rows} rows that holds for {rows_again}. In {rows_worse} of the others the best policy itself falls
+more than 3 % behind what it had before. So a policy that is as good as the best one of every single row is to be
+expected within 3 % in about {attainable} of {rows} rows, and not in all.
+
+{table}
+
+```bash
+{command}
+```"""
+
 GROUPS = """\
 Some regimes hold requests of several classes, each with a row of its own here and, where the
 [regime](#the-regimes) says so, targets of its own: `priorities at 60, people`. Policies are then judged by these rows
@@ -74,13 +90,16 @@ warmfront simulate {regime} --load {load:g} --seed {seeds_typed} --policy all
 All figures in their units are in [regimes.json](regimes.json)."""
 
 
-def render(results: Results, reasons: Mapping[str, str], rounds: Rounds | None = None) -> str:
+def render(
+    results: Results, reasons: Mapping[str, str], rounds: Rounds | None = None, repeats: Repeats | None = None
+) -> str:
     """Return the page.
 
     Args:
         results: With the default policy and at least one other.
         reasons: Regime → why the default policy loses there.
         rounds: The cells that were lost, under other seeds.
+        repeats: What the best policies do when requests come a little later.
 
     Raises:
         ConfigError: The default policy was not run, or a reason is about a regime that it does not lose.
@@ -98,6 +117,7 @@ def render(results: Results, reasons: Mapping[str, str], rounds: Rounds | None =
     parts = [INTRODUCTION.format(default=DEFAULT)]
     parts += [GROUPS] if any(row.group is not None for row in everything) else []
     parts += [*_missing(results), _targets_table(results)]
+    parts += [_repeats(repeats)] if repeats is not None and repeats.rows else []
     parts += [_lost(lost, reasons, ranking.better_everywhere(compared, DEFAULT))]
     parts += [_contest(rounds)] if rounds is not None and rounds.cells else []
     parts += [_standings(compared, highest)]
@@ -164,6 +184,38 @@ def _lost(lost: Sequence[Comparison], reasons: Mapping[str, str], better: rankin
         "loads left out) that is nobody: who wins there pays for it in another metric."
     )
     return f"{heading}\n\n{note}\n\n{_table(head, rows)}\n\nWhy:\n\n" + "\n".join(why)
+
+
+def _repeats(repeats: Repeats) -> str:
+    """Show how far chance alone moves the figures that policies are compared by."""
+    found = trust(repeats.rows)
+    rows = [
+        (
+            each.title,
+            f"{each.best_again} of {each.rows}",
+            f"{each.best_worse} of {each.rows}",
+            f"{100 * each.moved:.1f} %",
+            f"{each.own_again} of {each.own_rows}",
+        )
+        for each in found
+    ]
+    head = (
+        "metric",
+        "best policy within 3 % of itself",
+        "more than 3 % worse than itself",
+        "its figure moved, median",
+        f"{DEFAULT} within 3 % of itself",
+    )
+    everything = found[-1]
+    return REPEATS.format(
+        default=DEFAULT,
+        rows=everything.rows,
+        rows_again=everything.best_again,
+        rows_worse=everything.best_worse,
+        attainable=everything.rows - everything.best_worse,
+        table=_table(head, rows),
+        command=repeats.command,
+    )
 
 
 def _contest(rounds: Rounds) -> str:

@@ -16,6 +16,7 @@ from warmfront.config import PolicyConfig, RouterConfig
 from warmfront.errors import ConfigError
 from warmfront.lab import regime as regimes
 from warmfront.lab.fleet import open_fleet
+from warmfront.lab.later import Later
 from warmfront.lab.model import Regime, RunResult, Source
 from warmfront.lab.peers import PEERS
 from warmfront.policy import registry
@@ -33,6 +34,7 @@ def run(
     load: float,
     seed: int,
     *,
+    later: int = 0,
     config: RouterConfig | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> RunResult:
@@ -43,6 +45,7 @@ def run(
         policy: A built-in policy, a plugin or a peer.
         load: In the regime's own unit.
         seed: Of the workload, of the policy's random numbers and of lost events.
+        later: Above 0: each request comes up to a millisecond later, by this draw (`lab.later`).
         config: Of the router; its policy's name and seed are replaced.
         progress: Told how many requests have ended and how many the regime has.
 
@@ -50,6 +53,8 @@ def run(
         ConfigError: The policy, a preset or the workload is not known, or a request does not fit the fleet.
     """
     source = regimes.source(regime, load, seed)
+    if later:
+        source = Later(source, later)
     return run_source(regime, source, policy, load, seed, config=config, progress=progress)
 
 
