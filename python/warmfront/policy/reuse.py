@@ -12,6 +12,7 @@ that cease to reuse".
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from dataclasses import dataclass
 
 from warmfront.types import Slot
@@ -197,8 +198,9 @@ class Reuse:
         return self._followers(slot)
 
     def _weigh(self, slot: Slot, evidence: float) -> list[Slot]:
-        self._against[slot] = max(0.0, self._against[slot] + (-evidence if self.factor[slot] else evidence))
-        if self._against[slot] <= self._odds(slot):
+        against = self._against[slot] + (-evidence if self.factor[slot] else evidence)
+        self._against[slot] = against = max(0.0, against)
+        if against == 0.0 or against <= self._odds(slot, *self._news(1.0 - self.factor[slot])):
             return []
         self._change(slot)
         self._events += 1
@@ -207,10 +209,14 @@ class Reuse:
 
     def _followers(self, slot: Slot) -> list[Slot]:
         """Change what is believed of others if a change of one replica makes that likelier; return their slots."""
+        believed = self.factor[slot]
+        news, replicas = self._news(believed)
         followers = [
             Slot(other)
             for other, factor in enumerate(self.factor)
-            if factor != self.factor[slot] and self._is_known(other) and self._against[other] > self._odds(other)
+            if factor != believed
+            and self._confirmed[other]
+            and self._against[other] > self._odds(other, news, replicas)
         ]
         for other in followers:
             self._change(other)
@@ -221,17 +227,21 @@ class Reuse:
         self._doubted += 1 if self.factor[slot] else -1
         self.factor[slot], self._against[slot], self._is_hearsay[slot] = 1.0 - self.factor[slot], 0.0, False
 
-    def _is_known(self, slot: int) -> bool:
-        return self._confirmed[slot] > 0
+    def _news(self, factor: float) -> tuple[list[int], int]:
+        """Return when replicas showed that they had changed to `factor`, ascending, and how many show anything."""
+        rows = zip(self.factor, self._changed, strict=True)
+        return sorted([when for each, when in rows if each == factor]), sum(map(bool, self._confirmed))
 
-    def _odds(self, slot: int) -> float:
-        """Return the logarithm of the odds of what is believed of a replica, before evidence of its own."""
-        news, replicas = 0, 1
-        for other, factor in enumerate(self.factor):
-            if other != slot and self._is_known(other):
-                replicas += 1
-                news += factor != self.factor[slot] and self._changed[other] > self._confirmed[slot]
-        chance = max(CHANGES, news / replicas)
+    def _odds(self, slot: int, news: list[int], replicas: int) -> float:
+        """Return the logarithm of the odds of what is believed of a replica, before evidence of its own.
+
+        Args:
+            slot: Of it.
+            news: When others showed that they had changed to the opposite.
+            replicas: How many show anything.
+        """
+        heard = len(news) - bisect_right(news, self._confirmed[slot])
+        chance = max(CHANGES, heard / max(replicas, heard + 1))
         return math.log((1.0 - chance) / chance)
 
 
