@@ -44,6 +44,8 @@ class Decision:
                 fleet.adapters.used(Slot(slot), "x", world.now_s)
         for factors in fleet.learned.credit.factor.values():
             factors[:] = [draw.draw(st.sampled_from([1.0, 0.9, 0.35])) for _ in factors]
+        reuse = fleet.learned.reuse.factor
+        reuse[:] = [draw.draw(st.sampled_from([1.0, 1.0, 0.0])) for _ in reuse]
         left_out = draw.draw(st.sets(st.integers(0, SLOTS - 1), max_size=SLOTS - 1))
         if left_out:
             fleet.allow([slot for slot in fleet.eligible if slot not in left_out])

@@ -93,7 +93,7 @@ pub struct Reuse {
     pub depth: u64,
     /// Tokens that its engine finds at a time.
     pub block_size: Option<u64>,
-    /// η.
+    /// r·η.
     pub credit: f64,
     /// ℓ: to load what is not on the device.
     pub load_s: f64,

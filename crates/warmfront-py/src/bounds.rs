@@ -181,6 +181,7 @@ struct Fleet<'py> {
 #[derive(FromPyObject)]
 struct Learned<'py> {
     credit: Credit<'py>,
+    reuse: Reused<'py>,
     regret: Regret<'py>,
     residence_s: Bound<'py, PyList>,
 }
@@ -188,6 +189,11 @@ struct Learned<'py> {
 #[derive(FromPyObject)]
 struct Credit<'py> {
     factor: Bound<'py, PyDict>,
+}
+
+#[derive(FromPyObject)]
+struct Reused<'py> {
+    factor: Bound<'py, PyList>,
 }
 
 #[derive(FromPyObject)]
@@ -306,10 +312,11 @@ impl<'a, 'py> Reader<'a, 'py> {
             return Ok(None);
         }
         let is_exact: bool = fleet.exact.get_item(slot)?.extract()?;
+        let credit = self.credits[usize::from(is_exact)][age_bucket(float(&overlap.age_s, slot)?)];
         Ok(Some(Reuse {
             depth,
             block_size: fleet.block_size.get_item(slot)?.extract()?,
-            credit: self.credits[usize::from(is_exact)][age_bucket(float(&overlap.age_s, slot)?)],
+            credit: float(&fleet.learned.reuse.factor, slot)? * credit,
             load_s: if self.is_offloadable { self.load_s(slot, depth)? } else { 0.0 },
         }))
     }

@@ -15,6 +15,7 @@ from msgspec import Struct
 from warmfront.config import CostConfig
 from warmfront.policy.latency import DecodeModel, PrefillModel
 from warmfront.policy.loads import LOADED_SHARE, NOTHING, LoadModel, Loads
+from warmfront.policy.reuse import Reuse
 from warmfront.types import Slot
 
 TURN_BUCKETS = 8
@@ -290,6 +291,7 @@ class Learned:
         self.decode = DecodeModel(config)
         self.loads = LoadModel(config)
         self.credit = Credit()
+        self.reuse = Reuse()
         self.continuation = Continuation(config.future_turns_max)
         self.regret = Regret(config)
         self.sequences = Sequences()
@@ -311,6 +313,7 @@ class Learned:
         """Add a row."""
         self.prefill.grow()
         self.decode.grow()
+        self.reuse.grow()
         self.regret.grow()
         self.sequences.grow()
         self.residence_s.append(RESIDENCE_PRIOR_S)
@@ -324,6 +327,7 @@ class Learned:
         """Forget a replica: the slot belongs to another one now."""
         self.prefill.reset(slot)
         self.decode.reset(slot)
+        self.reuse.reset(slot)
         self.regret.reset(slot)
         self.sequences.reset(slot)
         self.residence_s[slot] = RESIDENCE_PRIOR_S
@@ -370,9 +374,12 @@ class Learned:
         self.new_tokens += 0.02 * (new_tokens - self.new_tokens)
         if alone:
             self._busy[slot] = BusyPeriod(now_s + net_s, now_s, decode_s=0.5 * step_s)
+            self.reuse.began(slot, now_s + net_s + 0.5 * step_s)
         busy = self._busy[slot]
-        if busy is not None and not usable:
-            busy.usable = False
+        if not usable:
+            self.reuse.spoiled(slot)
+            if busy is not None:
+                busy.usable = False
 
     def first_token(
         self,
@@ -451,6 +458,7 @@ class Learned:
 
     def abandoned(self, slot: Slot, *, last: bool) -> None:
         """Note a prefill that ended without a visible first token: its busy period teaches nothing."""
+        self.reuse.spoiled(slot)
         busy = self._busy[slot]
         if busy is not None:
             busy.usable = False

@@ -173,6 +173,7 @@ class Evaluation:
         alpha, beta, scales = self.alpha, self.beta, self.scales
         deepest, host, device, ages = self.deepest, overlap.host, overlap.device, overlap.age_s
         credits, bucket, unsent = learned.credit.factor, learned.credit.bucket, AGE_BUCKETS
+        reuses = learned.reuse.factor
         frontier, gain, full_prefill, full_paid = self.frontier, self.gain, self.full_prefill, self.full_paid
         warm_new = max(1.0, prompt_tokens - self.found)
         price_base, stall_own, price_max = self.price_base, self.stall_own, config.price_max
@@ -206,7 +207,7 @@ class Evaluation:
                     limit = cached_tokens_max(prompt_tokens, limit_size)
                 cached = depth if depth < limit else limit
                 age_s = ages[slot]
-                credit = credits[exact[slot]][unsent if age_s < 0.0 else bucket(age_s)]
+                credit = reuses[slot] * credits[exact[slot]][unsent if age_s < 0.0 else bucket(age_s)]
                 new = length - credit * cached
                 if new < 1.0:
                     new = 1.0
@@ -353,6 +354,8 @@ class Evaluation:
 
         Another copy is worth no more.
         """
-        exact, ages_s, credit = self.fleet.exact, self.overlap.age_s, self.fleet.learned.credit
-        kinds = {(exact[slot], ages_s[slot]) for slot in holders}  # few: most were never sent the prefix
-        return self.frontier * max([credit.factor[is_exact][credit.bucket(age_s)] for is_exact, age_s in kinds])
+        exact, ages_s, learned = self.fleet.exact, self.overlap.age_s, self.fleet.learned
+        credit, reuse = learned.credit, learned.reuse.factor
+        # Few: most were never sent the prefix.
+        kinds = {(reuse[slot], exact[slot], ages_s[slot]) for slot in holders}
+        return self.frontier * max([r * credit.factor[is_exact][credit.bucket(age_s)] for r, is_exact, age_s in kinds])

@@ -9,8 +9,9 @@ from the row, so that their ends discharge nothing.
 from __future__ import annotations
 
 import heapq
+import logging
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
@@ -21,11 +22,15 @@ from warmfront.policy.adapters import Adapters
 from warmfront.policy.affinity import stable_hash
 from warmfront.policy.base import RATE_WINDOW_S, REBASE_AFTER_S, Ended, Fleet
 from warmfront.policy.estimators import AGE_BUCKETS, BusyPeriod, Credit, Learned
+from warmfront.policy.latency import POOL_SAMPLES_MIN
 from warmfront.policy.loads import NOTHING, Loads
+from warmfront.policy.reuse import Trial
 from warmfront.router.accuracy import Accuracy
 from warmfront.router.health import Health, Stretch
 from warmfront.router.turns import Waiting
 from warmfront.types import Choice, EngineLoad, Finished, Overlap, PoolState, ReplicaState, Request, RequestId, Slot
+
+logger = logging.getLogger(__name__)
 
 REPORT_S_MAX = 5.0
 """Older reports of engines say nothing of the present."""
@@ -62,6 +67,24 @@ def loads_of(held: Held, cached_tokens: int) -> Loads:
     return Loads(from_host, from_disk) if from_host or from_disk else NOTHING
 
 
+class Priced(Struct):
+    """Seconds of prefill at a replica, by what may turn out of it."""
+
+    found_s: float = 0.0
+    """If it reuses what it holds."""
+    missed_s: float = 0.0
+    """If it does not."""
+
+    def add(self, found_s: float, missed_s: float) -> None:
+        """Add to both; never below 0."""
+        self.found_s = max(0.0, self.found_s + found_s)
+        self.missed_s = max(0.0, self.missed_s + missed_s)
+
+    def expected(self, *, is_reused: bool) -> float:
+        """Return what is expected of a replica that reuses, or of one that does not."""
+        return self.found_s if is_reused else self.missed_s
+
+
 class Flight(Struct):
     """One dispatched request and what it is charged with."""
 
@@ -82,13 +105,22 @@ class Flight(Struct):
     """What it will compute is known before its answer tells."""
     loads: Loads = NOTHING
     """Expected to be loaded there."""
+    is_confirmed: bool = True
+    """Events say that they are there."""
+    is_trusted: bool = True
+    """It was charged as if the replica reuses what it holds."""
+    trial: Trial | None = None
+    """What its first token said of reuse."""
     sample: BusyPeriod | None = None
     """Busy period of prefill that waits for the cached tokens of this answer."""
     sent_s: float = 0.0
     first_token_s: float | None = None
     is_prefilling: bool = False
     new_tokens: int = 0
-    prefill_s: float = 0.0
+    found_s: float = 0.0
+    """Seconds of prefill if the replica reuses what it holds."""
+    missed_s: float = 0.0
+    """The same if it does not."""
     output_tokens: float = 0.0
     context_tokens: float = 0.0
     weight: float = 1.0
@@ -149,6 +181,10 @@ class Pool:
     """Tokens of distinct blocks in use, by slot, as the last overlap told."""
     _hidden: dict[Slot, int] = field(default_factory=dict)
     """Pending requests whose first token will not be seen."""
+    _pending: list[Priced] = field(default_factory=list)
+    """Prefill seconds without a first token, by slot."""
+    _work: list[Priced] = field(default_factory=list)
+    """Prefill seconds dispatched, decayed as in the fleet."""
     _weights: list[float] = field(default_factory=list)
     """Weights of our requests in flight, by slot."""
 
@@ -206,7 +242,8 @@ class Pool:
         return [slot for slot in self.ready if slot not in others and self.health.is_slow(slot, self.fleet.now_s)]
 
     def examine(self, now_s: float) -> None:
-        """Look for replicas that stand still, and let the policy choose among those that may get new work."""
+        """Judge what prefills tell, look for replicas that stand still, and let the policy choose among the others."""
+        self._rebelieve(self.fleet.learned.reuse.judge(now_s))
         if self.flights and self.health.due(now_s):
             fleet = self.fleet
             is_young = fleet.learned.prefill.samples < PREFILL_SAMPLES_MIN
@@ -331,6 +368,7 @@ class Pool:
         ):
             column[slot] = 0.0
         fleet.arrivals[slot] = fleet.work_s[slot] = 0.0
+        self._pending[slot], self._work[slot] = Priced(), Priced()
         fleet.membership += 1
         self.health.leave(slot)
         self._peaks.pop(slot, None)
@@ -369,6 +407,8 @@ class Pool:
         ):
             rates.append(0.0)
         self._weights.append(0.0)
+        self._pending.append(Priced())
+        self._work.append(Priced())
         fleet.learned.grow()
         fleet.adapters.grow()
 
@@ -408,15 +448,19 @@ class Pool:
             return
         last = self.fleet.pending[slot] == 1
         if flight.request.stream:
+            usable, step_s = not self._hidden.get(slot) and not self._crowded(slot), self._step_s(slot)
+            flight.trial = self._try_reuse(flight, slot, now_s, is_usable=usable, step_s=step_s)
+            is_reused = bool(self.fleet.learned.reuse.factor[slot])
             flight.sample = self.fleet.learned.first_token(
                 slot,
                 now_s,
                 new_tokens=flight.new_tokens,
                 prompt_tokens=flight.request.prompt_tokens,
                 last=last,
-                usable=not self._hidden.get(slot) and not self._crowded(slot),
-                step_s=self._step_s(slot),
-                certain=flight.is_certain,
+                usable=usable,
+                step_s=step_s,
+                # What was computed while the engine ceased to reuse, or began to, is known when the answer tells.
+                certain=flight.is_certain and flight.is_trusted == is_reused,
                 loads=flight.loads,
             )
         else:
@@ -424,6 +468,54 @@ class Pool:
         self._release_prefill(flight, slot)
         self.fleet.busy_since_s[slot] = now_s
         flight.first_token_s = now_s
+
+    def reported(self, flight: Flight, slot: Slot, cached_tokens: int, now_s: float) -> None:
+        """Compare what an answer reports as cached with what was predicted."""
+        learned, predicted, trial = self.fleet.learned, flight.predicted_tokens, flight.trial
+        self._rebelieve(learned.reuse.judge(now_s))
+        if trial is not None and predicted:
+            self._rebelieve(learned.reuse.reported(slot, trial, is_found=2 * cached_tokens >= predicted))
+        if trial is None or trial.is_reused:  # else it is the engine that reuses nothing, and no part of η
+            learned.credit.learn(
+                flight.credit_bucket,
+                exact=self.fleet.exact[slot],
+                predicted_tokens=predicted,
+                reported_tokens=cached_tokens,
+            )
+
+    def _try_reuse(self, flight: Flight, slot: Slot, now_s: float, *, is_usable: bool, step_s: float) -> Trial:
+        """Let the time of a prefill tell whether the replica reuses what events say that it holds."""
+        fleet, prefill, tokens = self.fleet, self.fleet.learned.prefill, flight.request.prompt_tokens
+        self._rebelieve(fleet.learned.reuse.judge(now_s))
+        return fleet.learned.reuse.first_token(
+            slot,
+            now_s,
+            found_s=prefill.seconds(slot, max(1, tokens - flight.predicted_tokens), tokens),
+            missed_s=prefill.seconds(slot, max(1, tokens), tokens),
+            step_s=step_s,
+            is_telling=flight.is_confirmed and flight.loads is NOTHING and prefill.samples >= POOL_SAMPLES_MIN,
+            is_usable=is_usable and not fleet.foreign[slot] and not fleet.admission_s[slot],
+        )
+
+    def _rebelieve(self, slots: Sequence[Slot]) -> None:
+        """Take note that something else is believed of the reuse of some replicas."""
+        for slot in slots:
+            if self.fleet.learned.reuse.factor[slot]:
+                logger.info("pool %s: replica %s reuses again what it holds", self.name, self.fleet.id[slot])
+            else:
+                logger.warning(
+                    "pool %s: replica %s takes as long for prompts as if nothing of them were cached; its events say "
+                    "that it is. Its cache is not counted on until that ends",
+                    self.name,
+                    self.fleet.id[slot],
+                )
+            self._price(slot)
+
+    def _price(self, slot: Slot) -> None:
+        """Bring the seconds of prefill up to date with what is believed of reuse."""
+        fleet, is_reused = self.fleet, bool(self.fleet.learned.reuse.factor[slot])
+        fleet.pending_s[slot] = self._pending[slot].expected(is_reused=is_reused)
+        fleet.work_s[slot] = self._work[slot].expected(is_reused=is_reused)
 
     def end(self, request_id: RequestId) -> Flight | None:
         """Release everything that a request is charged with; return its flight if it was in flight."""
@@ -469,11 +561,16 @@ class Pool:
         new_tokens = max(1, round(prompt_tokens - flight.predicted_tokens * credit))
         if request.adapter is not None and not fleet.adapters.has(slot, request.adapter):
             flight.loads = flight.loads._replace(adapters=1.0)
-        prefill_s = learned.prefill.seconds(slot, new_tokens, prompt_tokens) + learned.loads.seconds(flight.loads)
+        loads_s = learned.loads.seconds(flight.loads)
+        flight.found_s = learned.prefill.seconds(slot, new_tokens, prompt_tokens) + loads_s
+        flight.missed_s = learned.prefill.seconds(slot, max(1, prompt_tokens), prompt_tokens) + loads_s
+        flight.is_trusted = bool(learned.reuse.factor[slot])
+        if not flight.is_trusted:
+            new_tokens = max(1, prompt_tokens)
         output_tokens = learned.expected_output_tokens(request.output_tokens_max)
         context_tokens = prompt_tokens + 0.5 * output_tokens
         flight.slot, flight.sent_s, flight.first_token_s, flight.is_prefilling = slot, now_s, None, True
-        flight.new_tokens, flight.prefill_s = new_tokens, prefill_s
+        flight.new_tokens, flight.trial = new_tokens, None
         flight.output_tokens, flight.context_tokens = output_tokens, context_tokens
         alone = fleet.pending[slot] == 0
         if alone:
@@ -498,12 +595,13 @@ class Pool:
         fleet.pending[slot] += 1
         fleet.pending_weight[slot] += weight
         fleet.pending_tokens[slot] += new_tokens
-        fleet.pending_s[slot] += prefill_s
+        self._pending[slot].add(flight.found_s, flight.missed_s)
         fleet.context_tokens[slot] += context_tokens
         fleet.output_tokens[slot] += output_tokens
         fleet.dispatches += 1
         fleet.last_used[slot] = fleet.dispatches
         self._count_rates(slot, flight, now_s)
+        self._price(slot)
         if not request.stream:
             self._hidden[slot] = self._hidden.get(slot, 0) + 1
             heapq.heappush(self._due, (now_s + fleet.pending_s[slot], request.id))
@@ -557,19 +655,22 @@ class Pool:
             factor = math.exp(-age_s / RATE_WINDOW_S)
             fleet.arrivals[:] = [value * factor for value in fleet.arrivals]
             fleet.work_s[:] = [value * factor for value in fleet.work_s]
+            self._work[:] = [Priced(work.found_s * factor, work.missed_s * factor) for work in self._work]
             fleet.rates_origin_s, age_s = now_s, 0.0
         present = math.exp(age_s / RATE_WINDOW_S)
         fleet.arrivals[slot] += present * flight.weight
-        fleet.work_s[slot] += present * flight.prefill_s
+        self._work[slot].add(present * flight.found_s, present * flight.missed_s)
 
     def _release_prefill(self, flight: Flight, slot: Slot) -> None:
         fleet = self.fleet
         fleet.pending[slot] -= 1
         fleet.pending_tokens[slot] -= flight.new_tokens
         if fleet.pending[slot]:
-            fleet.pending_s[slot] = max(0.0, fleet.pending_s[slot] - flight.prefill_s)
+            self._pending[slot].add(-flight.found_s, -flight.missed_s)
+            self._price(slot)
             fleet.pending_weight[slot] = max(0.0, fleet.pending_weight[slot] - flight.weight)
         else:
+            self._pending[slot] = Priced()
             fleet.pending_s[slot] = fleet.pending_weight[slot] = 0.0
         if not flight.request.stream:
             self._hidden[slot] -= 1
@@ -604,12 +705,13 @@ def _expect(flight: Flight, slot: Slot, *, reports: bool) -> None:
     that has stopped to reuse would look like a slow one.
     """
     flight.predicted_tokens, flight.credit_bucket, flight.is_certain, flight.sample = 0, AGE_BUCKETS, True, None
-    flight.loads = NOTHING
+    flight.loads, flight.is_confirmed = NOTHING, True
     for choice, held in zip(flight.choices, flight.held, strict=True):
         if choice.slot == slot:
             flight.predicted_tokens, flight.credit_bucket = choice.cached_tokens, Credit.bucket(held[0])
             is_cold = choice.cached_tokens <= CERTAIN_SHARE_MAX * flight.request.prompt_tokens
-            flight.is_certain = held[1] >= choice.cached_tokens and (reports or is_cold)
+            flight.is_confirmed = held[1] >= choice.cached_tokens
+            flight.is_certain = flight.is_confirmed and (reports or is_cold)
             flight.loads = loads_of(held, choice.cached_tokens)
             return
 

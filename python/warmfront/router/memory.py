@@ -65,7 +65,7 @@ KEPT = (
         shared=("output_tokens", "new_tokens"),
         by_slot=("residence_s",),
         left=(
-            *("prefill", "decode", "loads", "credit", "continuation", "regret", "sequences"),
+            *("prefill", "decode", "loads", "credit", "reuse", "continuation", "regret", "sequences"),
             *("_busy", "_prefilled_s", "_paced_s", "_stretches", "_progress_s"),
         ),
     ),
@@ -79,6 +79,14 @@ KEPT = (
     ),
     Kept("loads", shared=("costs", "samples", "_products", "_sums"), left=("_prior",)),
     Kept("credit", shared=("reported", "predicted", "factor")),
+    Kept(
+        "reuse",
+        # A few prefills show it again.
+        left=(
+            *("factor", "_against", "_changed", "_confirmed", "_is_hearsay", "_shown_s", "_events", "_began_s"),
+            *("_is_usable", "_open", "_doubted"),
+        ),
+    ),
     Kept("continuation", shared=("_successors", "_requests", "_arrivals", "later"), left=("_turns_max",)),
     Kept(
         "regret",

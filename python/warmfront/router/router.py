@@ -397,12 +397,7 @@ class Router:
                 guessed_loads=flight.loads,
                 loads=flight.loaded(slot, reported),
             )
-        learned.credit.learn(
-            flight.credit_bucket,
-            exact=pool.fleet.exact[slot],
-            predicted_tokens=predicted,
-            reported_tokens=reported,
-        )
+        pool.reported(flight, slot, reported, self._now_s)
         self._meter.count("warmfront_predicted_cached_tokens_total", (name,), predicted)
         self._meter.count("warmfront_reported_cached_tokens_total", (name,), reported)
         self._meter.observe("warmfront_cached_tokens_error", (name,), reported - predicted)

@@ -6,12 +6,15 @@ from collections.abc import Sequence
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 from support.lab import Chats, Given, regime
 from warmfront.clock import MonotonicClock
 from warmfront.config import CostConfig, PolicyConfig, RouterConfig
 from warmfront.lab.fleet import open_fleet
+from warmfront.lab.measures import measure
 from warmfront.lab.model import EngineSpec, EventSpec, RunResult, Segment, SimRequest
-from warmfront.lab.run import run_source
+from warmfront.lab.regime import load
+from warmfront.lab.run import run, run_source
 from warmfront.ports.agenda import Agenda
 from warmfront.ports.sim import SimIndex, SimPort, Stages
 from warmfront.ports.sim_view import SimView
@@ -208,3 +211,16 @@ def learned_host_load_s(prior_s: float, *, host_token_s: float) -> float:
 @pytest.mark.parametrize("factor", [0.25, 4.0])
 def test_what_the_host_tier_costs_is_learned_from_first_tokens(factor: float) -> None:
     assert learned_host_load_s(2e-5 * factor, host_token_s=2e-5) == pytest.approx(2e-5, rel=0.25)
+
+
+@pytest.mark.parametrize("reports_cached", [False, True])
+def test_engines_that_cease_to_reuse_are_found_out_before_a_queue_has_formed(reports_cached: bool) -> None:
+    """Unnoticed it makes p99 of the first token 2 s meanwhile."""
+    fickle = load("fickle-caches")
+    fickle = replace(fickle, requests=3000, fleet=replace(fickle.fleet, reports_cached=reports_cached))
+    groups = measure(run(fickle, "marginal_cost", 14.0, 1), fickle).groups
+    late_s = {name: figures.ttft_p99_s for name, figures in groups.items()}
+    assert late_s["while they do not"] is not None
+    assert late_s["while they do not"] < 1.2
+    assert late_s["once they work again"] is not None
+    assert late_s["once they work again"] < 0.5
