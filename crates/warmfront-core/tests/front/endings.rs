@@ -44,8 +44,24 @@ async fn a_request_that_reached_nobody_may_be_decided_again() {
     let world = World::start(options).await;
     assert_eq!(world.chat(CHAT).await.status, 200);
     world.expect_ends(&["finished"]).await;
-    let failed = [json!("connect"), json!([0, 7]), json!(false), json!(null), json!(null), json!(false)];
+    let failed = [json!("connect"), json!([0]), json!(false), json!(null), json!(null), json!(false)];
     assert_eq!(world.events("failed")[0][3..], failed);
+}
+
+#[tokio::test]
+async fn a_replica_that_left_was_not_tried_and_its_slot_may_be_chosen_again() {
+    let engine = Engine::start(|_| Act::Say(json_reply("{}"))).await;
+    let mut options = Options::new(&[&engine]);
+    options.decide = Box::new(|event| match event[0].as_str().unwrap() {
+        "arrived" => Some(dispatch(&event[1][0], &[7, 8])),
+        "failed" => Some(dispatch(&event[1], &[0])),
+        _ => None,
+    });
+    let world = World::start(options).await;
+    assert_eq!(world.chat(CHAT).await.status, 200);
+    let failed = [json!("left"), json!([]), json!(false), json!(null), json!(null), json!(false)];
+    assert_eq!(world.events("failed")[0][3..], failed);
+    assert!(world.events("moved").is_empty());
 }
 
 #[tokio::test]
