@@ -160,7 +160,7 @@ fn turned_away(front: &Front, path: &str, denied: Denied) -> Response<Reply> {
     let (face, message) = match denied {
         Denied::NoKey => (INVALID_API_KEY, "An API key is needed: send it as `Authorization: Bearer` or `x-api-key`."),
         Denied::UnknownKey => (INVALID_API_KEY, "The API key is not valid."),
-        Denied::Framing => (INVALID_BODY, "A request has either a Content-Length or a Transfer-Encoding."),
+        Denied::Framing => (INVALID_BODY, "A request has either a Content-Length or the Transfer-Encoding `chunked`."),
         Denied::TooManyStreams => (RATE_LIMIT_EXCEEDED, "Too many requests of this client are running."),
     };
     let mut response = answer::error(Shape::of(Endpoint::of(routes::canonical(path))), face, message);
