@@ -82,7 +82,7 @@ pub(crate) async fn look(
         Err(_) if until < deadline => return Ok(Verdict::Passes(Bytes::new())),
         Err(_elapsed) => return Err(UpstreamError::FirstByteTimeout),
     };
-    let first = if is_whole(&first) { first } else { completed(exchange, first, until).await? };
+    let first = if is_whole(&first) { first } else { Box::pin(completed(exchange, first, until)).await? };
     let Some(status) = stream_error(&first) else { return Ok(Verdict::Passes(first)) };
     let is_refusal = is_refusal(status);
     if (400..500).contains(&status) && !is_refusal {
