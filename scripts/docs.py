@@ -146,7 +146,7 @@ Sources, weakest first:
 Mappings are merged key by key; everything else, lists among it, is replaced whole. Unknown fields are refused. An error
 names the path and the source: `front.io_threads: expected int >= 1 (--set)`. `warmfront config` prints what is in force
 and where it came from, `warmfront config --schema` the JSON Schema of the file, `warmfront check` also looks at the
-servers.
+servers. No time is above 1e9 s, which is as good as never, and no count above 1e15.
 
 ```yaml
 fleet:

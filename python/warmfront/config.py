@@ -7,6 +7,7 @@ names the path and the source. Only this module reads the environment; code rece
 from __future__ import annotations
 
 import ipaddress
+import math
 import os
 import re
 from collections import Counter
@@ -21,8 +22,17 @@ from msgspec import Meta, Struct
 from warmfront.errors import ConfigError
 from warmfront.obs.catalog import METRICS
 
+SECONDS_MAX = 1e9
+"""About 30 years: as good as never, and every clock can still add it to its own time."""
+COUNT_MAX = 10**15
+"""More than any machine has of anything, and sums of it fit into 64 bits."""
+THREADS_MAX = 1024
+
 Positive = Annotated[float, Meta(gt=0)]
-Count = Annotated[int, Meta(ge=1)]
+Seconds = Annotated[float, Meta(gt=0, le=SECONDS_MAX)]
+SecondsOrZero = Annotated[float, Meta(ge=0, le=SECONDS_MAX)]
+Count = Annotated[int, Meta(ge=1, le=COUNT_MAX)]
+CountOrZero = Annotated[int, Meta(ge=0, le=COUNT_MAX)]
 
 _ADDRESS = r"^(\[[0-9A-Fa-f:.]+\]|[^:\s]+):[0-9]{1,5}$"
 _URL = r"^https?://(\[[0-9A-Fa-f:.]+\]|[^/?#@:\s]+):[0-9]{1,5}/?$"
@@ -67,40 +77,40 @@ class FrontConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
     listen: Address = "127.0.0.1:8080"
     """Address and port for clients. Loopback by default: exposing it is a decision. Port 0 picks a free one."""
-    io_threads: Count = 1
+    io_threads: Annotated[int, Meta(ge=1, le=THREADS_MAX)] = 1
     """Threads that accept, relay and receive KV events. One carries about 1,000 streams at 50 tokens/s."""
-    compute_threads: Annotated[int, Meta(ge=0)] = 0
+    compute_threads: Annotated[int, Meta(ge=0, le=THREADS_MAX)] = 0
     """Threads that render and tokenize long prompts; 0: one for each core."""
     body_bytes_max: Count = 64 * 1024 * 1024
     """Larger request bodies are answered with 413."""
-    header_bytes_max: Annotated[int, Meta(ge=8192)] = 32 * 1024
+    header_bytes_max: Annotated[int, Meta(ge=8192, le=COUNT_MAX)] = 32 * 1024
     """Larger header blocks are answered with 431. About twice as much may wait for a client that does not read."""
-    headers_max: Annotated[int, Meta(ge=16)] = 128
+    headers_max: Annotated[int, Meta(ge=16, le=4096)] = 128
     """More header lines are answered with 431."""
-    header_timeout_s: Positive = 10.0
+    header_timeout_s: Seconds = 10.0
     """How long a client may take to send a request's header."""
-    body_timeout_s: Positive = 60.0
+    body_timeout_s: Seconds = 60.0
     """How long a client may pause while it sends a body."""
-    idle_timeout_s: Positive = 75.0
+    idle_timeout_s: Seconds = 75.0
     """How long a connection may stay open between requests. Longer than the 60 s of common load balancers."""
-    write_timeout_s: Positive = 120.0
+    write_timeout_s: Seconds = 120.0
     """A client that takes no byte for so long loses its stream: its buffers are bounded, its patience is not."""
     connections_max: Count = 16384
     """Connections beyond this are closed at once. Lowered at start to what the limit of open files carries."""
     expose_headers: bool = True
     """Add `x-warmfront-replica` and `x-warmfront-predicted-cached-tokens` to responses."""
-    grace_s: Annotated[float, Meta(ge=0)] = 30.0
+    grace_s: SecondsOrZero = 30.0
     """After a termination signal, how long streams may take to end. Kubernetes kills after 30 s by default."""
-    settle_s: Annotated[float, Meta(ge=0)] | None = None
+    settle_s: SecondsOrZero | None = None
     """After a termination signal, how long connections are still taken while `/ready` says 503: load balancers go on
     sending for a while. A part of `grace_s`. Unset: 5 s inside Kubernetes, where `KUBERNETES_SERVICE_HOST` is set, and
     no time elsewhere."""
     handover: str | None = None
     """Unix socket over which the next process of this router takes the listening socket, so that an upgrade loses no
     connection. Only this user may connect. Unset: none."""
-    handover_timeout_s: Positive = 120.0
+    handover_timeout_s: Seconds = 120.0
     """How long the next process may take to have a ready pool; then it gives up, and the one before serves on."""
-    fleet_wait_s: Annotated[float, Meta(ge=0)] = 5.0
+    fleet_wait_s: SecondsOrZero = 5.0
     """After the start, how long requests wait for a fleet that serves their model, before they are answered with 503:
     engines are asked about themselves only then. Counted from the first accepted connection on. 0: not at all."""
     tls: TlsConfig | None = None
@@ -122,7 +132,7 @@ class FrontConfig(Struct, frozen=True, forbid_unknown_fields=True):
     streams_per_client_max: Count = 4096
     """Requests of one key, or of one address without a key, that run at once; more are answered with 429. A trusted
     peer without a key stands for many clients and has no such limit."""
-    keep_alive_s: Annotated[float, Meta(ge=0)] = 0.0
+    keep_alive_s: SecondsOrZero = 0.0
     """Silence of a stream after which its client gets an SSE comment, for proxies that cut idle streams in long
     prefills. 0: never, and every byte is the engine's. A stream that began with a comment is not tried elsewhere."""
 
@@ -139,13 +149,13 @@ class FrontConfig(Struct, frozen=True, forbid_unknown_fields=True):
 class UpstreamConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """Connections to engines."""
 
-    connect_timeout_s: Positive = 2.0
+    connect_timeout_s: Seconds = 2.0
     """A server that does not accept within this is skipped: the next choice is tried."""
-    first_byte_timeout_s: Positive = 600.0
+    first_byte_timeout_s: Seconds = 600.0
     """From the request sent to the first byte of the answer. Long: a non-streaming answer comes only at its end."""
     idle_connections_per_server: Count = 256
     """Kept-alive connections for reuse."""
-    idle_timeout_s: Positive = 4.0
+    idle_timeout_s: Seconds = 4.0
     """Below the 5 s after which vLLM's HTTP server closes an idle connection, so that reuse never races with it."""
 
 
@@ -170,14 +180,14 @@ class IndexConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """Bound on (replica, block) facts of one index (pool and block size), 16 to 80 bytes each. Predicted go first."""
     seed: Annotated[int, Meta(ge=0)] = 0
     """Seed of the sequence hashes. Routers that exchange facts must agree on it."""
-    predicted_ttl_s: Positive = 10.0
+    predicted_ttl_s: Seconds = 10.0
     """How long a dispatch counts as cached before an event confirms it, where the engine publishes events. Longer by as
     much as its events are late, up to 60 s."""
-    approximate_ttl_s: Positive = 600.0
+    approximate_ttl_s: Seconds = 600.0
     """The same where the engine publishes none."""
-    block_size_default: Count = 16
+    block_size_default: Annotated[int, Meta(ge=1, le=65536)] = 16
     """Tokens a block until an engine tells its own (vLLM on GPU: 16). Without a tokenizer: four bytes a token."""
-    segment_cache_bytes: Annotated[int, Meta(ge=0)] = 256 * 1024 * 1024
+    segment_cache_bytes: CountOrZero = 256 * 1024 * 1024
     """Memory for already tokenized prompt segments."""
 
 
@@ -186,13 +196,13 @@ class KvConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
     message_bytes_max: Count = 64 * 1024 * 1024
     """Larger messages are dropped and counted; the stream is treated as after a gap."""
-    replay_timeout_s: Positive = 5.0
+    replay_timeout_s: Seconds = 5.0
     """How long a replay may pause before it counts as failed. Malformed requests are never answered by the engine."""
-    replay_check_interval_s: Positive = 10.0
+    replay_check_interval_s: Seconds = 10.0
     """How often a quiet stream is asked for what may have been lost at its end."""
-    reconnect_delay_s: Positive = 0.2
+    reconnect_delay_s: Seconds = 0.2
     """First pause before an event socket is opened again; doubles up to `reconnect_delay_s_max`."""
-    reconnect_delay_s_max: Positive = 5.0
+    reconnect_delay_s_max: Seconds = 5.0
     """Longest such pause."""
     unknown_parents_max: Count = 64
     """Stores with unknown parents in a row before the stream is treated as after a gap."""
@@ -211,7 +221,7 @@ class QueueConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """The deciding thread waits beyond this."""
     batch_max: Count = 256
     """Events handed to the router at once."""
-    tick_interval_s: Positive = 0.25
+    tick_interval_s: Seconds = 0.25
     """How often time is told while something waits, and how often token gaps are reported."""
 
 
@@ -224,17 +234,17 @@ class ControlConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """File with the token that the admin API asks for as `Authorization: Bearer`. Read again when it changes."""
     admin_tls: TlsConfig | None = None
     """Speak TLS on the admin port."""
-    probe_interval_s: Positive = 1.0
+    probe_interval_s: Seconds = 1.0
     """How often each server is asked for health and load."""
-    probe_timeout_s: Positive = 2.0
+    probe_timeout_s: Seconds = 2.0
     """How long such a question may take."""
     unready_after: Count = 3
     """Failed probes in a row before a server counts as not ready."""
-    answer_timeout_s: Positive = 10.0
+    answer_timeout_s: Seconds = 10.0
     """How long the admin API waits for the data process. Explaining a long prompt means tokenizing it."""
-    restart_delay_s: Positive = 0.5
+    restart_delay_s: Seconds = 0.5
     """First pause before a dead control process is started again; doubles up to `restart_delay_s_max`."""
-    restart_delay_s_max: Positive = 30.0
+    restart_delay_s_max: Seconds = 30.0
     """Longest such pause."""
 
     def __post_init__(self) -> None:
@@ -275,7 +285,7 @@ class ServerConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """PEM file of our certificate, where the server asks for one."""
     client_key: str | None = None
     """Its private key."""
-    block_size: Annotated[int, Meta(ge=1)] | None = None
+    block_size: Annotated[int, Meta(ge=1, le=65536)] | None = None
     """Overrides what the engine says."""
     id: str | None = None
     """Who is behind the address, for example the uid of a pod: with another id it is another server, and nothing
@@ -321,7 +331,7 @@ class FileSource(Struct, frozen=True, forbid_unknown_fields=True, tag="file"):
 
     path: str
     """The file. Replace it by renaming another one to its name, so that no half of it is ever read."""
-    interval_s: Positive = 1.0
+    interval_s: Seconds = 1.0
     """How often it is looked at."""
 
 
@@ -334,9 +344,9 @@ class DnsSource(Struct, frozen=True, forbid_unknown_fields=True, tag="dns"):
     """Port of the engine at every address."""
     family: Literal["auto", "ipv4", "ipv6"] = "auto"
     """`auto`: IPv4 addresses, or IPv6 where there are none; never both, since they are the same servers twice."""
-    interval_s: Positive = 5.0
+    interval_s: Seconds = 5.0
     """How often it is resolved, whatever the records' time to live says."""
-    timeout_s: Positive = 3.0
+    timeout_s: Seconds = 3.0
     """How long that may take."""
     nameservers: list[str] = []
     """`address` or `address:port` of the servers to ask; empty: those of the system."""
@@ -351,9 +361,9 @@ class SrvSource(Struct, frozen=True, forbid_unknown_fields=True, tag="srv"):
 
     name: str
     """The name to resolve, for example `_http._tcp.engines.default.svc.cluster.local`."""
-    interval_s: Positive = 5.0
+    interval_s: Seconds = 5.0
     """How often it is resolved, whatever the records' time to live says."""
-    timeout_s: Positive = 3.0
+    timeout_s: Seconds = 3.0
     """How long that may take."""
     nameservers: list[str] = []
     """`address` or `address:port` of the servers to ask; empty: those of the system."""
@@ -368,9 +378,9 @@ class HttpSource(Struct, frozen=True, forbid_unknown_fields=True, tag="http"):
 
     url: Annotated[str, Meta(pattern=r"^https?://[^/@]+(/.*)?$")]
     """Asked by GET, with `if-none-match` once the answer had an `etag`. Redirections are not followed."""
-    interval_s: Positive = 5.0
+    interval_s: Seconds = 5.0
     """How often it is asked."""
-    timeout_s: Positive = 3.0
+    timeout_s: Seconds = 3.0
     """How long the answer may take."""
     headers: dict[HeaderName, str] = {}
     """Added to the question, for example a key."""
@@ -415,9 +425,9 @@ def _place(source: FileSource | DnsSource | SrvSource | HttpSource) -> tuple[obj
 class CostConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """`marginal_cost`. Only the two targets are the operator's; the rest moves results by less than 5 %."""
 
-    ttft_target_s: Positive = 2.0
+    ttft_target_s: Seconds = 2.0
     """S_ttft: how a second of first-token delay trades against decode slowness."""
-    tpot_target_s: Positive = 0.1
+    tpot_target_s: Seconds = 0.1
     """S_tpot: how a second a token trades against first-token delay."""
     arrival_weight: Annotated[float, Meta(ge=0)] = 1.0
     """k_F: delay imposed on future arrivals."""
@@ -431,7 +441,7 @@ class CostConfig(Struct, frozen=True, forbid_unknown_fields=True):
     fairness_weight: Annotated[float, Meta(ge=0)] = 3.0
     """How much more what others wait counts against a flow that uses all of the fleet, in proportion down to its fair
     share: 3 makes it four times as much. Fair shares follow `router.flow.weights`. 0: flows do not matter."""
-    ttft_limit_s: Annotated[float, Meta(gt=0)] | None = None
+    ttft_limit_s: Seconds | None = None
     """A request of priority 0 or below that would wait longer than this goes where it waits less than half of it, if
     such a replica exists and the fleet has room. Unset: no limit."""
     memory_threshold: Annotated[float, Meta(ge=0, lt=1)] = 0.65
@@ -444,28 +454,28 @@ class CostConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """g0: probability that an evicted token is wanted again, before anything is known."""
     regret_prior_evictions: Positive = 2000.0
     """k: pseudo-evictions behind that prior."""
-    copy_horizon_s: Annotated[float, Meta(ge=0)] = 10.0
+    copy_horizon_s: SecondsOrZero = 10.0
     """T_h: horizon over which a new copy of a hot prefix is paid off."""
     future_weight: Annotated[float, Meta(ge=0)] = 0.5
     """k_D: weight of the conversation's later turns."""
     future_turns_max: Annotated[float, Meta(ge=0)] = 60.0
     """Cap of N_T, the later turns that a conversation is expected to have."""
-    host_load_s: Annotated[float, Meta(ge=0)] = 5e-6
+    host_load_s: SecondsOrZero = 5e-6
     """Seconds to load one token's KV from host memory, before anything was measured: 100 kB at 20 GB/s. 0: always 0."""
-    disk_load_s: Annotated[float, Meta(ge=0)] = 40e-6
+    disk_load_s: SecondsOrZero = 40e-6
     """The same from disk: 100 kB at 2.5 GB/s."""
-    adapter_load_s: Annotated[float, Meta(ge=0)] = 0.05
+    adapter_load_s: SecondsOrZero = 0.05
     """Seconds to load an adapter that a replica has not in its memory, before anything was measured: about 100 MB from
     host memory, with stalls. 0: always 0."""
-    adapters_resident_max: Annotated[int, Meta(ge=1)] = 8
+    adapters_resident_max: Count = 8
     """Adapters a replica keeps loaded (`--max-loras`, or `--max-cpu-loras` where that is larger)."""
     fleet_mix: Annotated[float, Meta(ge=0, le=1)] = 0.5
     """Share of the fleet mean in the rates of arrivals and work that price prefill."""
-    prefill_prior_s: Positive = 110e-6
+    prefill_prior_s: Seconds = 110e-6
     """Seconds a prefill token before anything was measured; wrong by up to 2× is harmless."""
-    decode_prior_s: Positive = 25e-3
+    decode_prior_s: Seconds = 25e-3
     """Seconds a decode step before anything was measured."""
-    decode_prior_token_s: Positive = 20e-9
+    decode_prior_token_s: Seconds = 20e-9
     """Seconds a token of context in a decode step before anything was measured."""
 
 
@@ -478,7 +488,7 @@ class GuardConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """Share of the decisions on which cost and load differ that is made by load, at random, to compare."""
     margin: Annotated[float, Meta(ge=0, lt=1)] = 0.03
     """Part of a request's usual cost by which load alone must be better before the credit is lowered."""
-    hold_s: Positive = 300.0
+    hold_s: Seconds = 300.0
     """Wait before a lowered credit is raised by a step without proof; doubles with each relapse, up to 16 times."""
 
 
@@ -501,11 +511,11 @@ class PolicyConfig(Struct, frozen=True, forbid_unknown_fields=True):
 class FlowConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """Requests that wait for a replica. All bounds are per pool, so that one never blocks another."""
 
-    queue_max: Annotated[int, Meta(ge=0)] = 1024
+    queue_max: CountOrZero = 1024
     """Waiting requests; beyond it see `overflow`."""
     queue_max_per_flow: Count | None = None
     """Waiting requests of one flow; its newest beyond it is shed. Unset: `queue_max` alone bounds it."""
-    queue_timeout_s: Positive = 30.0
+    queue_timeout_s: Seconds = 30.0
     """How long a request may wait; then it is shed, or see `overflow`. Clients usually give up after 60 s."""
     overflow: Literal["send", "shed"] = "send"
     """What happens at the two bounds above while only estimates hold requests back: `send` them to an engine all the
@@ -531,12 +541,12 @@ class RetryConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
     budget_share: Annotated[float, Meta(ge=0, le=1)] = 0.1
     """Retries as a share of all requests: more would multiply an overload. Refused connections cost nothing."""
-    budget_min_per_s: Annotated[float, Meta(ge=0)] = 1.0
+    budget_min_per_s: SecondsOrZero = 1.0
     """Retries a second that are always allowed: a quiet fleet earns too little from its share."""
     after_accept: bool = False
     """Send a request elsewhere although an engine may have worked on it (500, a reset, a time-out): a prompt is then
     perhaps computed twice, and a request with effects has them twice."""
-    remember_s: Annotated[float, Meta(ge=0)] = 10.0
+    remember_s: SecondsOrZero = 10.0
     """How long the same prompt of the same flow is kept away from a replica that failed it: clients try again within
     seconds. 0: not at all."""
 
@@ -551,20 +561,20 @@ class HealthConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """Share of failures, over about 30 s, that opens it."""
     failures_min: Count = 10
     """Failures in that time before their share counts."""
-    open_s: Positive = 2.0
+    open_s: Seconds = 2.0
     """How long a circuit stays open before one request is let through; doubles while that fails."""
-    open_s_max: Positive = 60.0
+    open_s_max: Seconds = 60.0
     """Longest such time."""
     ejected_share_max: Annotated[float, Meta(ge=0, lt=1)] = 0.5
     """Share of a pool's ready replicas that may be taken away at once: the others have to carry their load. The last
     one is never taken away; 0 switches ejection off."""
-    pause_s: Annotated[float, Meta(ge=0)] = 1.0
+    pause_s: SecondsOrZero = 1.0
     """How long a replica is left alone that answered 429 or 503 without `Retry-After`."""
-    pause_s_max: Annotated[float, Meta(ge=0)] = 30.0
+    pause_s_max: SecondsOrZero = 30.0
     """Longest `Retry-After` that is believed."""
-    slow_start_s: Positive = 10.0
+    slow_start_s: Seconds = 10.0
     """Time in which a replica that joins or comes back grows to its full share of requests in flight."""
-    frozen_after_s: Positive = 10.0
+    frozen_after_s: Seconds = 10.0
     """Time without a token on any stream of a replica, while another replica could take over, after which it counts as
     frozen. Three times that while its speed is not known, and where no answer is a stream: then it must also report
     counters of its work that do not move."""
@@ -601,12 +611,12 @@ class SnapshotConfig(Struct, frozen=True, forbid_unknown_fields=True):
     path: str | None = None
     """File for snapshots, in a folder that outlives the process; nothing is written without it. Holds hashes, counts
     and the addresses of replicas, and neither prompts nor keys."""
-    interval_s: Annotated[float, Meta(ge=1)] = 60.0
+    interval_s: Annotated[float, Meta(ge=1, le=SECONDS_MAX)] = 60.0
     """Time between two snapshots; more when one takes over a twentieth of it. An engine that replays the events of this
     time and of the restart lets the router catch up in full."""
-    max_age_s: Positive = 3600.0
+    max_age_s: Seconds = 3600.0
     """Older snapshots are not used: prefixes of an hour ago have mostly gone."""
-    unverified_ttl_s: Positive = 30.0
+    unverified_ttl_s: Seconds = 30.0
     """How long restored predictions are believed where nothing can tell whether the engine has restarted meanwhile: it
     publishes no events and no start time."""
     seed_from: Url | None = None
@@ -618,7 +628,7 @@ class SnapshotConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """PEM file of our certificate, where the other router asks for one (`control.admin_tls.client_ca`)."""
     seed_client_key: str | None = None
     """Its private key."""
-    seed_timeout_s: Positive = 10.0
+    seed_timeout_s: Seconds = 10.0
     """Time for that; afterwards the own file is used, or none. Requests are served meanwhile, without memory."""
     seed_headers: dict[HeaderName, str] = {}
     """Sent to the other router, for its admin authentication. Values are secrets."""
@@ -823,7 +833,15 @@ def redacted(config: Config) -> dict[str, Any]:
 class _Loader(yaml.SafeLoader):
     """Plain scalars as YAML 1.2 reads them: `off` is a word, `1e-3` a number, `1:30` and dates are text."""
 
+    def construct_yaml_float(self, node: yaml.ScalarNode) -> float:
+        """Refuse `1e999`, which Python reads as infinite."""
+        number = float(super().construct_yaml_float(node))
+        if not math.isfinite(number):
+            raise ValueError(f"{node.value} is beyond every number")
+        return number
 
+
+_Loader.add_constructor("tag:yaml.org,2002:float", _Loader.construct_yaml_float)
 _Loader.yaml_implicit_resolvers = {}
 for _kind, _pattern, _first in (
     ("bool", r"true|True|TRUE|false|False|FALSE", "tTfF"),

@@ -21,6 +21,8 @@ from warmfront import config
 
 TAG = "Which of these mappings it is."
 """Description of `type`, the tag of a union, which is no field of a struct."""
+UNSAID = (config.SECONDS_MAX, config.COUNT_MAX)
+"""Bounds that only keep numbers out of which no clock and no sum can be made: said once for all fields."""
 
 
 class Field(Struct, frozen=True):
@@ -131,7 +133,7 @@ def _type_words(info: msgspec_inspect.Type) -> str:
 
 def _range(info: msgspec_inspect.IntType | msgspec_inspect.FloatType) -> str:
     bounds = {"> ": info.gt, "≥ ": info.ge, "< ": info.lt, "≤ ": info.le}
-    said = [f"{sign}{bound}" for sign, bound in bounds.items() if bound is not None]
+    said = [f"{sign}{bound}" for sign, bound in bounds.items() if bound not in (None, *UNSAID)]
     return f" {' and '.join(said)}" if said else ""
 
 

@@ -139,6 +139,38 @@ def test_a_server_that_leaves_the_list_gets_no_more_requests_and_finishes_its_st
     assert stream.replica in chosen(router)
 
 
+def test_no_client_sees_that_the_only_server_is_replaced_by_another(
+    fleet: Fleet, clients: Callable[[Serve], Clients]
+) -> None:
+    router = fleet.serve()
+    first, second = fleet.engines
+
+    def leave_only(engine: EmbeddedEngine) -> None:
+        fleet.name([engine.url])
+        wait_for(lambda: set(replicas(router)) <= {engine.url}, "the other one gone", timeout_s=EXCHANGE_S)
+
+    leave_only(first)
+    asking = clients(router)
+    asking.wait_for(answers=3)
+    signal_to(second, signal.SIGSTOP)  # does not say yet what it serves
+    leave_only(second)
+    waiting = f"{router.url}/health/backlog"
+    wait_for(
+        lambda: bool(asking.failures) or wire.get(waiting).json()["waiting_requests"] == 2,
+        "both wait",
+        timeout_s=EXCHANGE_S,
+    )
+    assert asking.failures == []
+    assert "its last server left" in str(wire.get(f"{router.url}/ready").json()["degraded"])
+    signal_to(second, signal.SIGCONT)
+    asking.wait_for(answers=3)
+
+
+def signal_to(engine: EmbeddedEngine, number: signal.Signals) -> None:
+    assert engine.process is not None
+    os.killpg(engine.process.pid, number)
+
+
 @pytest.mark.bug(127, 129)
 def test_a_list_that_cannot_be_read_takes_no_server_away(fleet: Fleet) -> None:
     router = fleet.serve()

@@ -150,6 +150,7 @@ class RouterMachine(RuleBasedStateMachine):
                 ("stream_rejected", 429, None, False),
                 ("server_error", 500, None, True),
                 ("no_answer", None, None, True),
+                ("left", None, None, False),
             ]
         ),
     )

@@ -37,7 +37,7 @@ class Clients:
             f"{answers} answers",
             timeout_s=TIMEOUT_S,
         )
-        assert self.failures == []
+        assert self.failures == [], self.failures
 
     def stop(self) -> None:
         self._stopped.set()
@@ -50,12 +50,12 @@ class Clients:
             try:
                 connection.request("POST", self._path, self._body, {"content-type": "application/json"})
                 answer = connection.getresponse()
-                answer.read()
+                body = answer.read()
             except (OSError, http.client.HTTPException) as error:
                 self.failures.append(repr(error))
                 return
             if answer.status != http.client.OK:
-                self.failures.append(f"status {answer.status}")
+                self.failures.append(f"status {answer.status}: {answer.msg} {body[:200]!r}")
                 return
             self._counts[place] += 1
             if not keeps:

@@ -25,7 +25,7 @@ from warmfront.control import verify
 from warmfront.control.discovery import Discovery
 from warmfront.control.drain import drained, server_of
 from warmfront.control.facts import ServerFacts
-from warmfront.control.pools import fleet_update
+from warmfront.control.pools import awaited, fleet_update
 from warmfront.control.probe import ServerProbe
 from warmfront.control.verify import NotLoadedError, OpenTokenizer, Prompt, TokenCheck
 from warmfront.types import EngineLoad, FleetUpdate, PoolUpdate, ReplicaUpdate
@@ -200,7 +200,8 @@ class FleetKeeper:
             degraded=[*self._degraded, *down],
         )
         is_partial = not self._asked.issuperset(self._probes)
-        self.update = drained(msgspec.structs.replace(update, sources=sources, is_partial=is_partial), self.drained)
+        update = msgspec.structs.replace(update, sources=sources, is_partial=is_partial)
+        self.update = drained(awaited(self.update, update), self.drained)
 
     async def _verify(self) -> None:
         """Compare tokens with each engine process once, again when tokenizer or template are others."""

@@ -1,14 +1,14 @@
 """From what is known about servers to the fleet that the core is told. Pure: rules are tested without a network.
 
 A pool is all servers whose first base model name is the same. Aliases and adapters that only some of them serve are
-routed to those: the others say so in `lacks`. Whatever does not fit together is said in words, in the notes of the
-replicas and in `degraded`; nothing is dropped silently.
+routed to those: the others say so in `lacks`. A name belongs to one pool, whoever else serves it. Whatever does not fit
+together is said in words, in the notes of the replicas and in `degraded`; nothing is dropped silently.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -44,14 +44,32 @@ def fleet_update(
     for facts in servers:
         if facts.cards:
             members.setdefault(_base_name(facts), []).append(facts)
-    claims = _contested(servers)
+    claims, owners = _contested(servers), _owners(members)
     unknown = [f"{facts.server.url}: {facts.reason}" for facts in servers if not facts.cards]
-    pools, problems = [], list(degraded) + unknown + _shared_names(members)
+    pools, problems = [], list(degraded) + unknown + _shared_names(members, owners)
     for name, facts_of_pool in members.items():
         conflicts = _conflicts(facts_of_pool)
         problems += [f"pool {name}: {conflict}" for conflict in conflicts]
-        pools.append(_pool(name, facts_of_pool, fleet, now_s, is_tokenizer, checks, notes=conflicts, contested=claims))
+        made = _pool(
+            name, facts_of_pool, fleet, now_s, is_tokenizer, checks, notes=conflicts, contested=claims, owners=owners
+        )
+        pools.append(made)
     return FleetUpdate(version=version, pools=pools, degraded=problems)
+
+
+def awaited(before: FleetUpdate, now: FleetUpdate) -> FleetUpdate:
+    """Return the fleet with those pools of the fleet before that have lost their last server, without replicas.
+
+    While some server was not asked yet, nobody knows whether it is the one that takes a lost server's place: requests
+    wait for it instead of being told that nobody serves their model. A pool whose names others serve has its heirs.
+    """
+    names = {name for pool in now.pools for name in (pool.name, *pool.models)}
+    lost = [pool for pool in before.pools if names.isdisjoint((pool.name, *pool.models))]
+    if not now.is_partial or not lost:
+        return now
+    words = [f"pool {pool.name}: its last server left, others were not asked yet" for pool in lost]
+    kept = [msgspec.structs.replace(pool, replicas=[]) for pool in lost]
+    return msgspec.structs.replace(now, pools=[*now.pools, *kept], degraded=[*now.degraded, *words])
 
 
 def _pool(
@@ -64,10 +82,11 @@ def _pool(
     *,
     notes: list[str],
     contested: Mapping[str, list[str]],
+    owners: Mapping[str, str],
 ) -> PoolUpdate:
     model = _model_config(servers, fleet)
     tokenizer = _tokenizer(servers, fleet, model, is_tokenizer)
-    served = _served(servers)
+    served = {served: adapter for served, adapter in _served(servers).items() if owners[served] == name}
     replicas = [
         _replica(
             facts,
@@ -85,7 +104,7 @@ def _pool(
         models=served,
         tokenizer=tokenizer,
         replicas=replicas,
-        model_cards=_cards(servers),
+        model_cards=_cards(servers, served),
         template=_template(servers, model),
     )
 
@@ -104,9 +123,9 @@ def _served(servers: Sequence[ServerFacts]) -> dict[str, str | None]:
     return served
 
 
-def _cards(servers: Sequence[ServerFacts]) -> list[str]:
+def _cards(servers: Sequence[ServerFacts], names: Collection[str]) -> list[str]:
     cards: dict[str, str] = {}
-    for card in (card for facts in servers for card in facts.cards):
+    for card in (card for facts in servers for card in facts.cards if card.id in names):
         cards.setdefault(card.id, card.raw)
     return list(cards.values())
 
@@ -250,10 +269,20 @@ def _conflicts(servers: Sequence[ServerFacts]) -> list[str]:
     return found
 
 
-def _shared_names(members: Mapping[str, Sequence[ServerFacts]]) -> list[str]:
-    """Say which names more than one pool serves; requests for them go to the first."""
-    owners: dict[str, list[str]] = {}
+def _owners(members: Mapping[str, Sequence[ServerFacts]]) -> dict[str, str]:
+    """Served name → the one pool that gets its requests: the pool of that name, else the first that serves it."""
+    owners = {name: name for name in members}
     for pool, servers in members.items():
         for name in _served(servers):
-            owners.setdefault(name, []).append(pool)
-    return [f"{name} is served by pools {', '.join(pools)}" for name, pools in owners.items() if len(pools) > 1]
+            owners.setdefault(name, pool)
+    return owners
+
+
+def _shared_names(members: Mapping[str, Sequence[ServerFacts]], owners: Mapping[str, str]) -> list[str]:
+    """Say which names more than one pool serves, and which of them gets the requests."""
+    servers_of: dict[str, list[str]] = {}
+    for pool, servers in members.items():
+        for name in _served(servers):
+            servers_of.setdefault(name, []).append(pool)
+    shared = {name: pools for name, pools in servers_of.items() if len(pools) > 1}
+    return [f"{name} is served by pools {', '.join(pools)}: {owners[name]} gets it" for name, pools in shared.items()]

@@ -63,6 +63,8 @@ from warmfront.types import (
 logger = logging.getLogger(__name__)
 
 CONNECT = "connect"
+LEFT = "left"
+"""Every replica that was chosen had left the fleet by then: nobody was asked."""
 REFUSALS = frozenset({"rejected", "stream_rejected"})
 """Failures of which the engine says that it has no room."""
 
@@ -230,6 +232,9 @@ class Router:
         if pool is None or flight is None:
             self._stray("failed")
             return
+        if event.error == LEFT and not event.began:
+            self._missed(flight)
+            return
         if flight.slot is not None and event.error in REFUSALS:
             pool.health.refused(flight.slot, event.retry_after_s, self._now_s)
         elif flight.slot is not None:
@@ -250,6 +255,13 @@ class Router:
             self._refusals.append(Deliver(request.id))
             return
         self._flow.add(request, self._now_s, tried=tried, attempts=flight.attempts)
+
+    def _missed(self, flight: Flight) -> None:
+        """Decide anew for a request whose replica left between decision and dispatch: no failure of anybody."""
+        request = flight.request
+        self._end(request.id)
+        self._meter.count("warmfront_retries_total", (LEFT, "again"), 1)
+        self._flow.add(request, self._now_s, tried=list(flight.tried), attempts=flight.attempts - 1)
 
     def _remember(self, pool: Pool, request: Request, slots: Sequence[Slot]) -> None:
         """Keep the client's next attempt away from replicas that failed this one."""

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import math
 import re
+from typing import Any
 
 import msgspec
 import pytest
 from warmfront import config_schema
-from warmfront.config import Config
+from warmfront.config import COUNT_MAX, SECONDS_MAX, Config
 from warmfront.config_schema import Field
 
 FIELDS = [field for section in config_schema.sections() for field in section.fields]
@@ -59,6 +61,22 @@ def test_every_field_is_documented(field: Field) -> None:
 )
 def test_every_number_says_its_unit(field: Field) -> None:
     assert name(field).endswith(UNIT_SUFFIXES) or name(field) in PLAIN_NUMBERS, field.path
+
+
+def test_no_number_is_too_large_for_a_clock_or_a_sum() -> None:
+    def bound(node: dict[str, Any]) -> float:
+        return float(node.get("maximum", node.get("exclusiveMaximum", math.inf)))
+
+    numbers = [
+        (name, kind)
+        for part in config_schema.schema()["$defs"].values()
+        for name, node in part.get("properties", {}).items()
+        for kind in node.get("anyOf", [node])
+        if kind.get("type") == "integer" or (kind.get("type") == "number" and name.endswith(("_s", "_s_max")))
+    ]
+    assert len(numbers) > 50
+    assert {name for name, kind in numbers if bound(kind) > max(SECONDS_MAX, COUNT_MAX)} == {"seed"}
+    assert all(bound(kind) <= SECONDS_MAX for name, kind in numbers if name.endswith(("_s", "_s_max")))
 
 
 def test_every_section_is_documented() -> None:

@@ -55,6 +55,9 @@ def test_names_without_a_path_in_the_environment_are_not_ours() -> None:
     ("setting", "message"),
     [
         ("router.flow.queue_timeout_s=-1", "router.flow.queue_timeout_s: expected `float` > 0.0 (--set)"),
+        ("front.grace_s=1e10", "front.grace_s: expected `float` <= 1000000000.0 (--set)"),
+        ("front.grace_s=1e999", "front.grace_s: '1e999' is not YAML: 1e999 is beyond every number"),
+        ("front.headers_max=100000", "front.headers_max: expected `int` <= 4096 (--set)"),
         ("front.io_threads=many", "front.io_threads: expected `int`, got `str` (--set)"),
         ("front.listen=8080", "front.listen: expected `str`, got `int` (--set)"),
         ("front.listen=everywhere", "front.listen: expected `host:port` (--set)"),

@@ -145,6 +145,22 @@ class Changing:
         return []
 
 
+async def test_the_pool_of_a_replaced_server_is_never_missing(engine_server: Start, run: Run) -> None:
+    first, second = await engine_server(), await engine_server()
+    source = Changing([ServerConfig(url=first.url)])
+    running = run(discovery=source)
+    await until(lambda: running.updates and running.ready() == [first.url])
+    second.hold = asyncio.Event()
+    source.queue.put_nowait([ServerConfig(url=second.url)])
+    await until(lambda: running.last.pools[0].replicas == [])
+    second.hold.set()
+    await until(lambda: running.ready() == [second.url])
+    since = next(number for number, update in enumerate(running.updates) if update.pools)
+    assert all(update.pools for update in running.updates[since:])
+    source.queue.put_nowait([])
+    await until(lambda: running.last.pools == [])
+
+
 async def test_servers_come_and_go_with_discovery(engine_server: Start, run: Run) -> None:
     first, second = await engine_server(), await engine_server()
     source = Changing([ServerConfig(url=first.url)])

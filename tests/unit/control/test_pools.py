@@ -7,7 +7,7 @@ import pytest
 from warmfront.config import FleetConfig, ModelConfig, ServerConfig
 from warmfront.control.engine_metrics import EngineMetrics, RankMetrics
 from warmfront.control.facts import ModelCard, ServerFacts
-from warmfront.control.pools import fleet_update
+from warmfront.control.pools import awaited, fleet_update
 from warmfront.control.verify import TokenCheck
 from warmfront.types import EngineLoad, EventSource, FleetUpdate, PoolUpdate
 
@@ -168,9 +168,38 @@ def test_servers_that_contradict_each_other_about_a_model_are_loud() -> None:
     assert update.pools[0].template.max_model_len == 4096, "the shorter one is safe everywhere"
 
 
-def test_a_name_that_two_pools_serve_is_loud() -> None:
-    other = server("http://b:1", cards=(ModelCard("n", max_model_len=4096), ModelCard("m", max_model_len=4096)))
-    assert build(server(), other).degraded == ["m is served by pools m, n"]
+def test_a_name_that_two_pools_serve_is_loud_and_stays_with_the_pool_of_that_name() -> None:
+    other = server("http://b:1", cards=(ModelCard("n", raw='"n"'), ModelCard("m", raw='"m of n"')))
+    for servers in ([server(), other], [other, server()]):
+        update = build(*servers)
+        (words,) = update.degraded
+        assert words.endswith(": m gets it")
+        assert {made.name: made.models for made in update.pools} == {"m": {"m": None}, "n": {"n": None}}
+        assert [made.model_cards for made in update.pools if made.name == "n"] == [['"n"']]
+
+
+def test_a_name_that_is_no_pools_own_goes_to_the_first_that_serves_it() -> None:
+    late, early = (ModelCard("z"), ModelCard("alias")), (ModelCard("a"), ModelCard("alias"))
+    update = build(server(cards=late), server("http://b:1", cards=early))
+    assert update.degraded == ["alias is served by pools z, a: z gets it"]
+    assert {made.name: made.models for made in update.pools} == {"z": {"z": None, "alias": None}, "a": {"a": None}}
+    assert [each.lacks for made in update.pools for each in made.replicas] == [[], []]
+
+
+def test_a_pool_that_lost_its_last_server_stays_while_another_server_was_not_asked_yet() -> None:
+    before = build(server(), server("http://c:1", cards=(ModelCard("n"),)))
+    unasked = server("http://b:1", cards=(), ready=False, reason="not yet probed")
+    now = msgspec.structs.replace(build(unasked), is_partial=True)
+    kept = awaited(before, now)
+    assert [(made.name, made.models, made.replicas) for made in kept.pools] == [
+        ("m", {"m": None}, []),
+        ("n", {"n": None}, []),
+    ]
+    assert kept.degraded[1:] == [f"pool {name}: its last server left, others were not asked yet" for name in "mn"]
+    assert awaited(kept, now) == kept, "until all were asked"
+    assert awaited(kept, build(unasked)) == build(unasked), "all were asked: nobody takes their place"
+    heir = msgspec.structs.replace(build(server("http://b:1", cards=(ModelCard("x"), ModelCard("m")))), is_partial=True)
+    assert [made.name for made in awaited(before, heir).pools] == ["x", "n"], "another pool serves it now"
 
 
 def test_one_stream_of_events_is_never_attributed_to_two_servers() -> None:

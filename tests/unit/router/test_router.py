@@ -21,6 +21,7 @@ from warmfront.types import (
     Choice,
     ConfigChanged,
     Dispatch,
+    Failed,
     Finished,
     FleetChanged,
     FleetState,
@@ -122,6 +123,24 @@ def test_a_request_that_reached_nobody_is_tried_once_more_elsewhere() -> None:
     assert again.reason == "retry"
     assert again.choices[0].slot != first.choices[0].slot
     assert codes(world.fail(again)) == ["deliver"]
+
+
+def test_a_request_whose_replica_left_waits_for_another_one_in_the_same_slot() -> None:
+    world = World(1, config=RouterConfig(retries_max=0))
+    dispatch = world.send()
+    world.set_fleet([])
+    assert world.step(Failed(dispatch.id, 0.0, "left", [], False)) == []
+    again, *_ = world.set_fleet([replica(0, id="http://10.0.0.9:8000")])
+    assert isinstance(again, Dispatch)
+    assert (again.id, again.choices[0].slot, again.reason == "retry") == (dispatch.id, 0, False)
+    assert rows(world)[0]["standing"] == "slow_start", "no failure of the one that is new there"
+
+
+def test_a_request_whose_replica_left_with_its_pool_is_told_so() -> None:
+    world = World(1)
+    dispatch = world.send()
+    world.step(FleetChanged(0.0, FleetState(2, [])))
+    assert codes(world.step(Failed(dispatch.id, 0.0, "left", [], False))) == ["no_ready_replica"]
 
 
 def test_a_request_that_all_replicas_refused_is_not_tried_again() -> None:

@@ -50,7 +50,7 @@ pub(crate) struct Caller {
 pub(crate) enum Denied {
     NoKey,
     UnknownKey,
-    /// Two statements of where the body ends.
+    /// Two statements of where the body ends, or a coding in which it cannot be passed on.
     Framing,
     TooManyStreams,
 }
@@ -127,7 +127,7 @@ impl Access {
 
     /// The one gate: every request passes here before its path means anything.
     pub(crate) fn admit(&self, peer: Peer, path: &str, headers: &HeaderMap) -> Result<Caller, Denied> {
-        if headers.contains_key(TRANSFER_ENCODING) && headers.contains_key(CONTENT_LENGTH) {
+        if headers.contains_key(TRANSFER_ENCODING) && !is_chunked_alone(headers) {
             return Err(Denied::Framing);
         }
         let Some(keys) = &self.keys else { return Ok(Caller { peer, key: None }) };
@@ -206,6 +206,13 @@ impl Caller {
     pub(crate) fn must_close(&self, headers: &HeaderMap) -> bool {
         !self.peer.is_trusted && headers.contains_key(TRANSFER_ENCODING)
     }
+}
+
+/// Whether `chunked`, once, is all that is said of the body's framing.
+fn is_chunked_alone(headers: &HeaderMap) -> bool {
+    let coding = single(headers, &TRANSFER_ENCODING);
+    coding.is_some_and(|coding| coding.trim_ascii().eq_ignore_ascii_case(b"chunked"))
+        && !headers.contains_key(CONTENT_LENGTH)
 }
 
 /// Removes the headers by which a gateway speaks for its clients.

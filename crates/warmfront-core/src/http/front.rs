@@ -321,7 +321,11 @@ fn answer(
     let (front, stop) = (fronts.current(), stop.clone());
     async move {
         let is_last_look = stop.is_draining() && routes::is_ready(request.uri().path());
-        let mut response = if is_last_look { overview::draining() } else { proxy::answer(front, peer, request).await };
+        let mut response = if is_last_look {
+            overview::draining()
+        } else {
+            Box::pin(proxy::answer(front, peer, request)).await // hyper keeps room for it on each connection, idle or not
+        };
         if stop.is_draining() {
             // Asked for instead of done: a client that closes by itself has no request under way into a closed socket.
             response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));

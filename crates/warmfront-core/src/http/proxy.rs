@@ -160,7 +160,7 @@ fn turned_away(front: &Front, path: &str, denied: Denied) -> Response<Reply> {
     let (face, message) = match denied {
         Denied::NoKey => (INVALID_API_KEY, "An API key is needed: send it as `Authorization: Bearer` or `x-api-key`."),
         Denied::UnknownKey => (INVALID_API_KEY, "The API key is not valid."),
-        Denied::Framing => (INVALID_BODY, "A request has either a Content-Length or a Transfer-Encoding."),
+        Denied::Framing => (INVALID_BODY, "A request has either a Content-Length or the Transfer-Encoding `chunked`."),
         Denied::TooManyStreams => (RATE_LIMIT_EXCEEDED, "Too many requests of this client are running."),
     };
     let mut response = answer::error(Shape::of(Endpoint::of(routes::canonical(path))), face, message);
@@ -518,15 +518,16 @@ impl Journey<'_> {
         self.deliver(held)
     }
 
-    /// Tries the choices in order until one takes the request. The failure is the last one's.
+    /// Tries the choices in order until one takes the request. The failure is the last one's. A replica that left the fleet
+    /// meanwhile was not tried: its slot may be another one's by the time of the next decision.
     async fn walk<'c>(&mut self, choices: &'c [Choice], flight: &InFlight, sent: &Sent) -> Result<Begun<'c>, Attempt> {
-        let mut last = UpstreamError::Unsent;
+        let mut last = UpstreamError::Left;
         for (row, choice) in choices.iter().enumerate() {
+            let Some(replica) = self.replica(&sent.pool, choice.slot) else { continue };
             if row > 0 {
                 flight.moved(choice.slot);
             }
             self.tried.push(choice.slot);
-            let Some(replica) = self.replica(&sent.pool, choice.slot) else { continue };
             match self.attempt(choice, &replica, sent).await {
                 Ok(begun) => return Ok(begun),
                 Err(Unanswered::Answer(attempt)) => return Err(*attempt),

@@ -48,6 +48,9 @@ const TURNS_MAX: usize = 8;
 /// Why an exchange with an engine failed.
 #[derive(Debug, Error)]
 pub(crate) enum UpstreamError {
+    /// Nobody was asked.
+    #[error("the replica has left the fleet")]
+    Left,
     #[error("cannot connect: {0}")]
     Connect(io::Error),
     #[error("cannot connect in time")]
@@ -71,12 +74,13 @@ pub(crate) enum UpstreamError {
 impl UpstreamError {
     /// Whether the engine cannot have begun to work on the request.
     pub(crate) fn is_before_sending(&self) -> bool {
-        matches!(self, Self::Connect(_) | Self::ConnectTimeout | Self::Tls(_) | Self::Unsent)
+        matches!(self, Self::Left | Self::Connect(_) | Self::ConnectTimeout | Self::Tls(_) | Self::Unsent)
     }
 
     /// Label value of `warmfront_upstream_failures_total`.
     pub(crate) fn kind(&self) -> &'static str {
         match self {
+            Self::Left => "left",
             Self::Connect(_) => "connect",
             Self::ConnectTimeout => "connect_timeout",
             Self::Tls(_) => "tls",

@@ -1,7 +1,7 @@
 //! A look at the beginning of an engine's answer, before the client has seen a byte of it.
 //!
-//! A healthy answer passes at once: for a stream the first chunk is looked at for an error event (engines answer overload
-//! with 200 and an error in the first chunk), for anything else the status is enough. An answer that refuses the request
+//! A healthy answer passes at once: for a stream the first event is looked at for an error (engines answer overload with
+//! 200 and an error in the first chunk), for anything else the status is enough. An answer that refuses the request
 //! or reports a fault is read whole, so that it can wait here while the request is tried elsewhere, and goes out byte for
 //! byte when nobody else takes it. What one would get wrong: errors may be long or never end. One that is not complete
 //! within [`HELD_BYTES_MAX`] and [`HELD_TIME_MAX`] is not held; it passes on as it comes and is the answer.
@@ -23,8 +23,10 @@ use crate::mailbox::Failure;
 
 /// Most that is held of an engine's error.
 pub(crate) const HELD_BYTES_MAX: usize = 64 * 1024;
-/// How long an engine may take to send the rest of an error.
+/// How long an engine may take to send the rest of an error, or of the first event of a stream.
 const HELD_TIME_MAX: Duration = Duration::from_secs(1);
+/// A stream may begin with it.
+const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
 
 /// What to do with an answer.
 #[derive(Debug)]
@@ -41,13 +43,18 @@ pub(crate) fn kind_of(headers: &HeaderMap) -> Kind {
         return Kind::Opaque;
     }
     let content_type = headers.get(CONTENT_TYPE).map_or(&b""[..], |value| value.as_bytes());
-    if content_type.starts_with(b"text/event-stream") {
+    if is_type(content_type, b"text/event-stream") {
         Kind::Events
-    } else if content_type.starts_with(b"application/json") {
+    } else if is_type(content_type, b"application/json") {
         Kind::Json
     } else {
         Kind::Opaque
     }
+}
+
+/// Whether a header's value begins with this type, in whatever letters.
+fn is_type(value: &[u8], name: &[u8]) -> bool {
+    value.get(..name.len()).is_some_and(|start| start.eq_ignore_ascii_case(name))
 }
 
 /// Looks at an answer. `quiet_from`: when to give up waiting for a stream's first chunk and let the answer begin.
@@ -75,6 +82,7 @@ pub(crate) async fn look(
         Err(_) if until < deadline => return Ok(Verdict::Passes(Bytes::new())),
         Err(_elapsed) => return Err(UpstreamError::FirstByteTimeout),
     };
+    let first = if is_whole(&first) { first } else { Box::pin(completed(exchange, first, until)).await? };
     let Some(status) = stream_error(&first) else { return Ok(Verdict::Passes(first)) };
     let is_refusal = is_refusal(status);
     if (400..500).contains(&status) && !is_refusal {
@@ -125,14 +133,33 @@ async fn held(exchange: &mut Exchange, first: Bytes, failure: Failure) -> Result
     Ok(Verdict::Passes(body.freeze()))
 }
 
+/// Whether an event, or a comment, has come to its end.
+fn is_whole(begun: &[u8]) -> bool {
+    let text = begun.trim_ascii_start();
+    memmem::find(text, b"\n\n").or_else(|| memmem::find(text, b"\n\r\n")).is_some()
+}
+
+/// Reads the rest of a stream's first event, which came in pieces. What takes too long passes as it is.
+async fn completed(exchange: &mut Exchange, first: Bytes, until: Instant) -> Result<Bytes, UpstreamError> {
+    let until = until.min(Instant::now() + HELD_TIME_MAX);
+    let mut begun = BytesMut::from(&first[..]);
+    while !is_whole(&begun) && begun.len() <= HELD_BYTES_MAX {
+        match tokio::time::timeout_at(until, exchange.next()).await {
+            Ok(Some(piece)) => begun.extend_from_slice(&piece?),
+            Ok(None) | Err(_) => break,
+        }
+    }
+    Ok(begun.freeze())
+}
+
 /// The HTTP status that the first event of a stream stands for, if it is an error.
 fn stream_error(first: &[u8]) -> Option<u16> {
     let has_error = memmem::find_iter(first, b"\"error\"").any(|at| !is_null(&first[at + 7..]));
     if !has_error {
         return None; // as in every healthy stream: one search of a few hundred bytes
     }
-    let data = first_data(first)?;
-    let event: ErrorEvent<'_> = serde_json::from_slice(data).ok()?;
+    let data = first_data(first);
+    let event: ErrorEvent<'_> = serde_json::from_slice(&data).ok()?;
     let inner = event.error.or(event.response.and_then(|response| response.error));
     if let Some(error) = inner {
         return match serde_json::from_str(error.get()).ok()? {
@@ -151,9 +178,13 @@ fn is_null(rest: &[u8]) -> bool {
     rest.strip_prefix(b":").is_some_and(|value| value.trim_ascii_start().starts_with(b"null"))
 }
 
-/// The first `data:` line.
-fn first_data(event: &[u8]) -> Option<&[u8]> {
-    event.split(|byte| *byte == b'\n').find_map(|line| line.strip_prefix(b"data:")).map(<[u8]>::trim_ascii)
+/// The data of the first event that has any; lines are joined as clients join them.
+fn first_data(begun: &[u8]) -> Vec<u8> {
+    let lines = begun.strip_prefix(BYTE_ORDER_MARK).unwrap_or(begun).split(|byte| *byte == b'\n');
+    let is_data = |line: &&[u8]| line.starts_with(b"data:");
+    let of_event = lines.skip_while(|line| !is_data(line)).take_while(|line| !line.trim_ascii().is_empty());
+    let values: Vec<&[u8]> = of_event.filter(is_data).map(|line| line[b"data:".len()..].trim_ascii()).collect();
+    values.join(&b'\n')
 }
 
 /// The errors of the streamed protocols: `{"error": {…}}` (chat, completions, messages), `{"object": "error", …}` (older
@@ -221,6 +252,10 @@ mod tests {
             (r#"data: {"choices":[],"error":null}"#, None),
             ("data: {\"error\"", None),
             (": ping", None),
+            (": ping\n\ndata: {\"error\":{\"code\":503}}", Some(503)),
+            ("data: {\"error\":{\"message\":\"full\",\r\ndata: \"code\":503}}\r", Some(503)),
+            ("\u{feff}data: {\"error\":{\"code\":503}}", Some(503)),
+            ("data: {\"choices\":[]}\n\ndata: {\"error\":{\"code\":503}}", None),
             ("", None),
         ] {
             assert_eq!(stream_error(format!("{first}\n\n").as_bytes()), status, "{first}");

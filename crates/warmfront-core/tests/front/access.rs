@@ -389,6 +389,8 @@ async fn a_body_has_one_length_or_the_connection_ends() {
         "content-length : 4\r\n",
         "transfer-encoding: chunked, identity\r\n",
         "transfer-encoding: xchunked\r\n",
+        "transfer-encoding: gzip, chunked\r\n",
+        "transfer-encoding: chunked\r\ntransfer-encoding: chunked\r\n",
         "transfer-encoding:\u{b}chunked\r\n",
         "x-a: 1\r\n folded: 2\r\ncontent-length: 4\r\n",
     ] {

@@ -44,8 +44,24 @@ async fn a_request_that_reached_nobody_may_be_decided_again() {
     let world = World::start(options).await;
     assert_eq!(world.chat(CHAT).await.status, 200);
     world.expect_ends(&["finished"]).await;
-    let failed = [json!("connect"), json!([0, 7]), json!(false), json!(null), json!(null), json!(false)];
+    let failed = [json!("connect"), json!([0]), json!(false), json!(null), json!(null), json!(false)];
     assert_eq!(world.events("failed")[0][3..], failed);
+}
+
+#[tokio::test]
+async fn a_replica_that_left_was_not_tried_and_its_slot_may_be_chosen_again() {
+    let engine = Engine::start(|_| Act::Say(json_reply("{}"))).await;
+    let mut options = Options::new(&[&engine]);
+    options.decide = Box::new(|event| match event[0].as_str().unwrap() {
+        "arrived" => Some(dispatch(&event[1][0], &[7, 8])),
+        "failed" => Some(dispatch(&event[1], &[0])),
+        _ => None,
+    });
+    let world = World::start(options).await;
+    assert_eq!(world.chat(CHAT).await.status, 200);
+    let failed = [json!("left"), json!([]), json!(false), json!(null), json!(null), json!(false)];
+    assert_eq!(world.events("failed")[0][3..], failed);
+    assert!(world.events("moved").is_empty());
 }
 
 #[tokio::test]
@@ -167,12 +183,14 @@ async fn a_stream_whose_engine_dies_ends_with_an_error_event() {
 async fn an_event_cut_in_the_middle_is_closed_before_the_error_event() {
     let (world, _engine) = World::with(|_| {
         let mut pieces = say(SSE_HEAD);
+        pieces.push(chunk("data: {\"a\":1}\n\n"));
         pieces.push(chunk("data: {\"a\""));
         Act::SayAndClose(pieces)
     })
     .await;
     let answer = world.chat(CHAT_STREAM).await;
-    assert!(answer.text().starts_with("data: {\"a\"\n\ndata: {\"error\":"), "{}", answer.text());
+    let rest = answer.text().strip_prefix("data: {\"a\":1}\n\n").unwrap();
+    assert!(rest.starts_with("data: {\"a\"\n\ndata: {\"error\":"), "{rest}");
 }
 
 #[tokio::test]

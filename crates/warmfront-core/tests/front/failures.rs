@@ -122,6 +122,33 @@ async fn an_error_in_the_first_chunk_of_a_stream_is_answered_by_another_engine()
 }
 
 #[tokio::test]
+async fn an_error_in_the_first_event_is_noticed_however_it_is_cut() {
+    let lines = "data: {\"error\":{\"message\":\"full\",\ndata: \"code\":503}}\n\n";
+    for pieces in [
+        vec![&OVERLOADED[..20], &OVERLOADED[20..]],
+        vec!["event: error\n", OVERLOADED],
+        vec!["\n", OVERLOADED],
+        vec!["\u{feff}", OVERLOADED],
+        vec![&OVERLOADED[..OVERLOADED.len() - 1], "\n"],
+        vec![lines],
+    ] {
+        let (first, second) = (saying(stream_reply(&[&pieces[..], &[DONE]].concat())).await, healthy().await);
+        let world = two(&first, &second).await;
+        let answer = world.chat(CHAT_STREAM).await;
+        assert_eq!((answer.status, answer.text()), (200, format!("{HELLO}{DONE}").as_str()), "{pieces:?}");
+    }
+}
+
+#[tokio::test]
+async fn an_engine_that_dies_inside_the_first_event_has_told_the_client_nothing() {
+    let mut pieces = say(SSE_HEAD);
+    pieces.push(chunk(&HELLO[..10]));
+    let dying = Engine::start(move |_| Act::SayAndClose(pieces.clone())).await;
+    let answer = World::start(Options::new(&[&dying])).await.chat(CHAT_STREAM).await;
+    assert_eq!((answer.status, answer.json()["error"]["code"].as_str()), (502, Some("upstream_unreachable")));
+}
+
+#[tokio::test]
 async fn an_error_in_the_first_chunk_passes_unchanged_when_nobody_else_takes_the_request() {
     for error in [OVERLOADED, "data: {\"error\":{\"message\":\"boom\",\"code\":500}}\n\n"] {
         let engine = saying(stream_reply(&[error, DONE])).await;
