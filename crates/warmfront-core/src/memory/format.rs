@@ -17,7 +17,8 @@ use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 use crate::index::SlotRecord;
 use crate::kv::sequence::Position;
 
-const MAGIC: [u8; 8] = *b"WARMSNAP";
+/// First bytes of every snapshot.
+pub(super) const MAGIC: [u8; 8] = *b"WARMSNAP";
 /// Raised whenever an older reader would misread the file.
 pub const VERSION: u32 = 2;
 /// Head of a section: kind, length, checksum.

@@ -1,7 +1,7 @@
 //! Writing snapshots: when, how a replica is copied, and how the file takes its place.
 
 use std::fs::{File, OpenOptions};
-use std::io::{self, BufWriter, Write};
+use std::io::{self, BufWriter, Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use tokio::sync::watch;
 use tokio::task::spawn_blocking;
 use tokio::time::{Instant, MissedTickBehavior};
 
-use super::format::{Head, ReplicaHead, Writer};
+use super::format::{Head, MAGIC, ReplicaHead, Writer};
 use super::recall::basis;
 use super::{Kept, Memory, folder};
 use crate::backoff::seconds;
@@ -98,6 +98,8 @@ impl Memory {
     }
 
     async fn write_to(&self, path: &Path) -> io::Result<Written> {
+        let place = path.to_owned();
+        blocking(move || spare_foreign(&place)).await?;
         let beside = beside(path);
         let created = beside.clone();
         let file = blocking(move || create(&created)).await?;
@@ -275,6 +277,7 @@ fn head(pool: &Pool, replica: &Replica, index: &Index, position: Option<Position
 pub(super) fn failure(error: &io::Error) -> &'static str {
     match error.kind() {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => "disk_full",
+        io::ErrorKind::AlreadyExists => "foreign",
         io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem | io::ErrorKind::NotFound => "unwritable",
         _ => "other",
     }
@@ -285,6 +288,20 @@ fn beside(path: &Path) -> PathBuf {
     let mut name = path.file_name().unwrap_or_default().to_owned();
     name.push(".part");
     path.with_file_name(name)
+}
+
+/// Fails when a file lies there that was never a snapshot: a path typed wrong must not cost what is kept under it.
+fn spare_foreign(path: &Path) -> io::Result<()> {
+    if !std::fs::metadata(path).is_ok_and(|found| found.is_file()) {
+        return Ok(());
+    }
+    let mut start = Vec::new();
+    File::open(path)?.take(MAGIC.len() as u64).read_to_end(&mut start)?;
+    if MAGIC.starts_with(&start) {
+        return Ok(()); // empty or torn at worst
+    }
+    let reason = "what lies there is not a snapshot of warmfront; move it away, or set another snapshot.path";
+    Err(io::Error::new(io::ErrorKind::AlreadyExists, reason))
 }
 
 /// Only for its owner: hashes and addresses are nobody else's business.

@@ -221,6 +221,23 @@ async fn a_torn_old_or_foreign_file_never_stops_the_start_and_is_named() {
 }
 
 #[tokio::test]
+async fn a_file_that_is_no_snapshot_is_never_written_over() {
+    let folder = left_behind().await;
+    let path = folder.path().join("snapshot");
+    let ours = std::fs::read(&path).unwrap();
+    std::fs::write(&path, b"[Interface]\nPrivateKey = \n").unwrap();
+    let second = Process::start(folder.path(), STARTED, |_| {});
+    second.end().await;
+    assert!(second.memory.report().failure.unwrap().contains("not a snapshot of warmfront"));
+    assert_eq!(std::fs::read(&path).unwrap(), b"[Interface]\nPrivateKey = \n");
+    for mine in [&b""[..], &ours[..5], &ours[..ours.len() - 1]] {
+        std::fs::write(&path, mine).unwrap();
+        second.end().await;
+        assert!(second.memory.report().failure.is_none(), "{} bytes of a snapshot", mine.len());
+    }
+}
+
+#[tokio::test]
 async fn a_file_that_cannot_be_written_leaves_the_old_one_and_is_counted() {
     let folder = left_behind().await;
     let path = folder.path().join("snapshot");
