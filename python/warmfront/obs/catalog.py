@@ -195,6 +195,11 @@ REPLICAS = [
     _gauge("replica_prefill_tokens", "Prompt tokens dispatched and not yet computed, by our ledger.", "replica"),
     _gauge("replica_ready", "1 while the replica may be chosen.", "replica"),
     _gauge(
+        "replica_reuses",
+        "1 while what the replica holds is counted on; 0: its prefills take as long as if nothing were cached.",
+        "replica",
+    ),
+    _gauge(
         "replica_standing",
         "1 for how the replica stands by its requests: serving, paused, slow_start, open or half_open.",
         "replica",

@@ -99,6 +99,8 @@ class ReplicaReport(Struct, frozen=True):
     engine_kv_usage: float | None
     net_s: float
     """net."""
+    reuses: bool
+    """r: what it holds is counted on; false while its prefills take as long as if nothing were cached."""
     prefill_scale: float
     decode_base_s: float
     decode_request_s: float
@@ -294,6 +296,7 @@ def _replica_report(pool: Pool, slot: Slot) -> ReplicaReport:
         engine_waiting=replica.load.waiting,
         engine_kv_usage=replica.load.kv_usage,
         net_s=fleet.net_s[slot],
+        reuses=bool(learned.reuse.factor[slot]),
         prefill_scale=learned.prefill.scale[slot],
         decode_base_s=learned.decode.base[slot],
         decode_request_s=learned.decode.per_request[slot],

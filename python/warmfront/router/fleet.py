@@ -148,7 +148,7 @@ class Pool:
     touched: set[Slot] = field(default_factory=set)
     """Rows that changed since metrics were last published."""
     reloaded: set[Slot] = field(default_factory=set)
-    """Rows whose readiness or engine load may have changed since then."""
+    """Rows whose readiness, engine load or reuse may have changed since then."""
     rejudged: set[Slot] = field(default_factory=set)
     """Rows whose health changed since then."""
     saturated: dict[Slot, int] = field(default_factory=dict)
@@ -509,6 +509,7 @@ class Pool:
                     self.name,
                     self.fleet.id[slot],
                 )
+            self.reloaded.add(slot)
             self._price(slot)
 
     def _price(self, slot: Slot) -> None:

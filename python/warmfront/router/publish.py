@@ -17,6 +17,7 @@ from warmfront.types import ReplicaUpdate
 REQUESTS = "warmfront_replica_requests"
 PREFILL_TOKENS = "warmfront_replica_prefill_tokens"
 READY = "warmfront_replica_ready"
+REUSES = "warmfront_replica_reuses"
 STANDING = "warmfront_replica_standing"
 WAITING, BAND = "warmfront_waiting_requests", "warmfront_waiting_band_requests"
 OLDEST, IN_FLIGHT, LIMIT = "warmfront_oldest_wait_seconds", "warmfront_pool_requests", "warmfront_flow_limit"
@@ -46,6 +47,7 @@ def publish(meter: Meter, pools: dict[str, Pool], flow: Flow, now_s: float) -> N
         pool.touched.clear()
         for slot in sorted(pool.reloaded):
             _publish_engine(meter, pool.replicas[slot].replica)
+            meter.set(REUSES, (pool.replicas[slot].replica.id,), pool.fleet.learned.reuse.factor[slot])
         pool.reloaded.clear()
         for slot in sorted(pool.rejudged):
             standing = pool.health.verdict(slot, pool.fleet.now_s).state

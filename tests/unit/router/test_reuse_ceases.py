@@ -6,12 +6,23 @@ import logging
 
 import pytest
 from support.routing import World
+from warmfront.router.meter import NullMeter
 from warmfront.types import Dispatch
 
 TOKENS = 8000
 COLD_S, WARM_S = 0.88, 0.02
 """Prefill of a prompt as the prior expects it, and of one that is cached but for its last block."""
 PREFIX = 77
+
+
+class Gauges(NullMeter):
+    """Keeps what was set last."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, float] = {}
+
+    def set(self, name: str, labels: tuple[str, ...], value: float) -> None:
+        self.values[name] = value
 
 
 def warmed(replicas: int = 1) -> World:
@@ -50,6 +61,21 @@ def test_an_engine_that_ceases_to_reuse_is_priced_so_after_three_prefills_and_ba
     for _ in range(3):
         serve(world, WARM_S, key=PREFIX)
     assert prefill_s(world) < 0.1
+
+
+def test_operators_see_which_replica_is_not_counted_on() -> None:
+    world, gauges = warmed(), Gauges()
+    world.router._meter = gauges
+    assert world.ask("fleet")["pools"][0]["replicas"][0]["reuses"]
+    for _ in range(3):
+        serve(world, COLD_S, key=PREFIX)
+    assert not world.ask("fleet")["pools"][0]["replicas"][0]["reuses"]
+    world.pass_time(1.0)
+    assert gauges.values["warmfront_replica_reuses"] == 0.0
+    for _ in range(3):
+        serve(world, WARM_S, key=PREFIX)
+    world.pass_time(1.0)
+    assert gauges.values["warmfront_replica_reuses"] == 1.0
 
 
 def test_what_waits_and_what_was_sent_lately_is_priced_anew() -> None:
