@@ -111,7 +111,7 @@ def test_the_way_to_each_engine_is_measured_and_told(serve: Serve) -> None:
         (pool,) = wire.get(f"{serve.admin_url}/admin/fleet").json()["pools"]
         return [row["load"]["rtt_s"] for row in pool["replicas"]]
 
-    wait_for(lambda: None not in ways(), "both ways measured", timeout_s=10)
+    wait_for(lambda: None not in ways(), "both ways measured", timeout_s=30)
     assert all(0.0 < way_s < 0.5 for way_s in ways() if way_s is not None)
     (pool,) = wire.get(f"{serve.admin_url}/admin/fleet").json()["pools"]
     assert all("net_s" in row["router"] for row in pool["replicas"])

@@ -16,6 +16,8 @@ from warmfront.control.engine_metrics import EngineMetrics
 from warmfront.types import EventSource
 
 NOT_ASKED = "not yet probed"
+ROUNDS_TIMED_MIN = 8
+"""Rounds with an answer before the quickest of them says how long the way is."""
 
 
 class Answer(Struct, frozen=True):
@@ -98,12 +100,12 @@ class ServerFacts(Struct, frozen=True):
 
     @property
     def rtt_s(self) -> float | None:
-        """The way there and back; `None`: never measured.
+        """The way there and back; `None`: not measured often enough.
 
         The least of several: an answer is late for many reasons, a connection that had to be opened among them, and
-        early for none.
+        early for none. The first ones are all late, since the router starts as well, and not equally late.
         """
-        return min(self.took_s, default=None)
+        return min(self.took_s) if len(self.took_s) >= ROUNDS_TIMED_MIN else None
 
     @property
     def ranks(self) -> list[int]:

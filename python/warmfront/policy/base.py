@@ -92,7 +92,7 @@ class Fleet:
         self.in_flight: list[int] = []
         """Requests sent and not ended, queued ones included."""
         self.net_s: list[float] = []
-        """net: the way there and back; 0 where it is not known, or so short that engines' own pauses hide it."""
+        """net: the way there and back, less what engines' own pauses hide of it; 0 where it is not known."""
         self.foreign: list[float] = []
         """Requests the engine reports beyond ours: other routers, direct callers."""
         self.requests: list[float] = []

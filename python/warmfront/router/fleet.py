@@ -34,9 +34,9 @@ logger = logging.getLogger(__name__)
 
 REPORT_S_MAX = 5.0
 """Older reports of engines say nothing of the present."""
-NET_S_MIN = 0.002
-"""Shorter ways there and back count as none: they are those of one site, and what is measured of them is mostly the
-server's own pauses, which must not tell equal replicas apart."""
+NET_S_IGNORED = 0.002
+"""Part of the way there and back that counts as none: what is measured of it is mostly the server's own pauses, and
+ours, which must not tell equal replicas apart."""
 SCRAPE_JITTER_S = 0.05
 """Two ages of one scrape, told at different times, agree within this."""
 MEMORY_DELAYS = 0.9
@@ -294,8 +294,7 @@ class Pool:
         fleet.block_size[slot] = replica.block_size or state.events.block_size
         fleet.capacity_tokens[slot] = replica.capacity_tokens
         fleet.kv_usage[slot] = replica.load.kv_usage
-        rtt_s = replica.load.rtt_s or 0.0
-        fleet.net_s[slot] = rtt_s if rtt_s >= NET_S_MIN else 0.0
+        fleet.net_s[slot] = max(0.0, (replica.load.rtt_s or 0.0) - NET_S_IGNORED)
         self.replicas[slot] = state
         if self._is_new_report(slot, replica.load):
             self.scraped.add(slot)

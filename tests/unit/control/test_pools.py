@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from warmfront.config import FleetConfig, ModelConfig, ServerConfig
 from warmfront.control.engine_metrics import EngineMetrics, RankMetrics
-from warmfront.control.facts import ModelCard, ServerFacts
+from warmfront.control.facts import ROUNDS_TIMED_MIN, ModelCard, ServerFacts
 from warmfront.control.pools import awaited, fleet_update
 from warmfront.control.verify import TokenCheck
 from warmfront.types import EngineLoad, EventSource, FleetUpdate, PoolUpdate
@@ -27,7 +27,7 @@ def server(url: str = "http://a:1", **changes: Any) -> ServerFacts:
         sources={0: EventSource(f"tcp://{url[7:].partition(':')[0]}:5557", origin="engine")},
         metrics=EngineMetrics(ranks={0: RANK}),
         scraped_s=90.0,
-        took_s=(0.021, 0.012, 0.4),
+        took_s=(0.021, 0.012, *[0.4] * ROUNDS_TIMED_MIN),
     )
     return msgspec.structs.replace(facts, **changes)
 

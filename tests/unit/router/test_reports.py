@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from support.routing import World, busy, replica
 
 FULL = {"running": 4.0, "waiting": 40.0, "kv_usage": 0.2}
@@ -63,7 +64,7 @@ def test_a_saturated_engine_has_room_when_as_many_have_ended_as_waited_however_o
 
 def test_a_way_of_milliseconds_is_no_difference_and_a_long_one_is() -> None:
     world = World(0)
-    world.set_fleet([busy(replica(slot), rtt_s=rtt_s) for slot, rtt_s in enumerate([None, 0.0019, 0.08])])
-    assert world.router._pools["m"].fleet.net_s == [0.0, 0.0, 0.08]
-    world.set_fleet([busy(replica(2), rtt_s=None)])
-    assert world.router._pools["m"].fleet.net_s == [0.0, 0.0, 0.0]
+    world.set_fleet([busy(replica(slot), rtt_s=rtt_s) for slot, rtt_s in enumerate([None, 0.0019, 0.0021, 0.08])])
+    assert world.router._pools["m"].fleet.net_s == pytest.approx([0.0, 0.0, 0.0001, 0.078])
+    world.set_fleet([busy(replica(3), rtt_s=None)])
+    assert world.router._pools["m"].fleet.net_s == [0.0, 0.0, 0.0, 0.0]
