@@ -368,6 +368,7 @@ class Pool:
             column[slot] = 0.0
         fleet.arrivals[slot] = fleet.work_s[slot] = 0.0
         self._pending[slot], self._work[slot] = Priced(), Priced()
+        fleet.learned.reuse.reset(slot)  # or a row without a replica would be judged, and told
         fleet.membership += 1
         self.health.leave(slot)
         self._peaks.pop(slot, None)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 
 import pytest
-from support.routing import World
+from support.routing import World, replica
+from warmfront.policy.reuse import UNTESTED_S
 from warmfront.router.meter import NullMeter
 from warmfront.types import Dispatch
 
@@ -76,6 +77,19 @@ def test_operators_see_which_replica_is_not_counted_on() -> None:
         serve(world, WARM_S, key=PREFIX)
     world.pass_time(1.0)
     assert gauges.values["warmfront_replica_reuses"] == 1.0
+
+
+def test_of_a_replica_that_has_left_nothing_more_is_believed() -> None:
+    world = warmed(replicas=2)
+    for _ in range(12):
+        serve(world, COLD_S, key=PREFIX)
+    reuse = world.router._pools["m"].fleet.learned.reuse
+    assert 0.0 in reuse.factor
+    gone = reuse.factor.index(0.0)
+    world.set_fleet([replica(1 - gone)])
+    world.pass_time(UNTESTED_S + 1.0)
+    world.pass_time(1.0)
+    assert reuse.factor[gone] == 1.0
 
 
 def test_what_waits_and_what_was_sent_lately_is_priced_anew() -> None:
