@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 
-import msgspec
 from msgspec import Struct
 
 from warmfront.config import RouterConfig
@@ -21,7 +19,6 @@ from warmfront.lab import ranking
 from warmfront.lab.cells import CellTask
 from warmfront.lab.measures import Measures
 from warmfront.lab.results import COMPARED, WITHIN, Metric, Results
-from warmfront.lab.results_file import rounded
 from warmfront.lab.targets import DEFAULT
 
 RIVALS = 2
@@ -170,28 +167,6 @@ def rounds(
 def _figures(title: str, row: Sequence[Measures | None]) -> tuple[float | None, ...] | None:
     known = [measures for measures in row if measures is not None]
     return tuple(named(title).of(measures) for measures in known) if len(known) == len(row) else None
-
-
-def write(found: Rounds, path: Path) -> None:
-    """Write a file that `read` takes: one cell a line."""
-    tree = msgspec.to_builtins(found)
-    rows = ",\n".join("  " + msgspec.json.encode(rounded(row)).decode() for row in tree.pop("cells"))
-    head = msgspec.json.format(msgspec.json.encode(tree), indent=1).decode().removesuffix("\n}")
-    path.write_text(f'{head},\n "cells": [\n{rows}\n ]\n}}\n', encoding="utf-8")
-
-
-def read(path: Path) -> Rounds | None:
-    """Read what `write` wrote; `None`: nothing was run.
-
-    Raises:
-        ConfigError: The file holds something else.
-    """
-    if not path.exists():
-        return None
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=Rounds)
-    except msgspec.DecodeError as error:
-        raise ConfigError(f"{path}: {error}") from error
 
 
 def _median(figures: Sequence[float | None]) -> float | None:

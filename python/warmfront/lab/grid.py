@@ -143,7 +143,9 @@ def write_contest(cache: Cache, root: Path, *, seeds: Sequence[int]) -> None:
     found = [(task, cache.get(task)) for task in contest.tasks(cells, results, seeds)]
     done = [(task, result) for task, result in found if isinstance(result, Measures)]
     command = f'make lab LAB="--contest {",".join(map(str, seeds))}"'
-    contest.write(contest.rounds(cells, results, done, seeds=seeds, command=command), root / CONTEST)
+    results_file.write_rows(
+        contest.rounds(cells, results, done, seeds=seeds, command=command), root / CONTEST, rows="cells"
+    )
     (root / PAGE).write_text(page(root), encoding="utf-8")
 
 
@@ -162,7 +164,7 @@ def write_repeats(cache: Cache, root: Path, *, draw: int) -> None:
     found = [(task, cache.get(task)) for task in repeats.tasks(results, draw)]
     done = [(task, result) for task, result in found if isinstance(result, Measures)]
     command = f'make lab LAB="--repeat {draw}"'
-    repeats.write(repeats.repeats(results, done, draw=draw, command=command), root / REPEATS)
+    results_file.write_rows(repeats.repeats(results, done, draw=draw, command=command), root / REPEATS, rows="rows")
     (root / PAGE).write_text(page(root), encoding="utf-8")
 
 
@@ -175,6 +177,6 @@ def page(root: Path) -> str:
     return regimes_page.render(
         results_file.read(root / DATA),
         regimes_page.read_reasons(root / REASONS),
-        contest.read(root / CONTEST),
-        repeats.read(root / REPEATS),
+        results_file.read_rows(root / CONTEST, contest.Rounds),
+        results_file.read_rows(root / REPEATS, repeats.Repeats),
     )

@@ -12,9 +12,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
 
-import msgspec
 from msgspec import Struct
 
 from warmfront.config import RouterConfig
@@ -24,7 +22,6 @@ from warmfront.lab.cells import CellTask
 from warmfront.lab.measures import Measures
 from warmfront.lab.ranking import Comparison
 from warmfront.lab.results import COMPARED, TPOT_P99, WITHIN, Metric, Results
-from warmfront.lab.results_file import rounded
 from warmfront.lab.targets import DEFAULT
 
 _METRICS = {metric.title: metric for metric in (*COMPARED, TPOT_P99)}
@@ -172,25 +169,3 @@ def _figure(row: Comparison, measures: Measures) -> float | None:
         return metric.of(measures)
     figures = measures.groups.get(row.group)
     return None if figures is None else metric.of(figures)
-
-
-def write(found: Repeats, path: Path) -> None:
-    """Write a file that `read` takes: one row a line."""
-    tree = msgspec.to_builtins(found)
-    rows = ",\n".join("  " + msgspec.json.encode(rounded(row)).decode() for row in tree.pop("rows"))
-    head = msgspec.json.format(msgspec.json.encode(tree), indent=1).decode().removesuffix("\n}")
-    path.write_text(f'{head},\n "rows": [\n{rows}\n ]\n}}\n', encoding="utf-8")
-
-
-def read(path: Path) -> Repeats | None:
-    """Read what `write` wrote; `None`: nothing was run.
-
-    Raises:
-        ConfigError: The file holds something else.
-    """
-    if not path.exists():
-        return None
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=Repeats)
-    except msgspec.DecodeError as error:
-        raise ConfigError(f"{path}: {error}") from error

@@ -10,13 +10,16 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
+from msgspec import Struct
 
 from warmfront.errors import ConfigError
 from warmfront.lab.measures import Figures, Measures
 from warmfront.lab.results import Results
+
+Found = TypeVar("Found", bound=Struct)
 
 FORMAT = 2
 """Of the files written; older ones are read."""
@@ -80,6 +83,28 @@ def _place(row: dict[str, Any]) -> tuple[Any, ...]:
 
 def _lines(rows: Iterable[Any]) -> str:
     return ",\n".join("  " + msgspec.json.encode(row).decode() for row in rows)
+
+
+def write_rows(found: Struct, path: Path, *, rows: str) -> None:
+    """Write a value that `read_rows` takes: one of its field `rows` a line."""
+    tree = rounded(msgspec.to_builtins(found))
+    lines = _lines(tree.pop(rows))
+    head = msgspec.json.format(msgspec.json.encode(tree), indent=1).decode().removesuffix("\n}")
+    path.write_text(f'{head},\n "{rows}": [\n{lines}\n ]\n}}\n', encoding="utf-8")
+
+
+def read_rows(path: Path, kind: type[Found]) -> Found | None:
+    """Read what `write_rows` wrote; `None`: nothing was run.
+
+    Raises:
+        ConfigError: The file holds something else.
+    """
+    if not path.exists():
+        return None
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"{path}: {error}") from error
 
 
 def rounded(tree: Any) -> Any:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from support.lab_figures import figures, results
 from warmfront.errors import ConfigError
-from warmfront.lab import contest
+from warmfront.lab import contest, results_file
 from warmfront.lab.contest import Contest, Contested, Rounds
 from warmfront.lab.measures import Measures
 from warmfront.lab.regimes_page import render
@@ -84,9 +84,9 @@ def measured(results: Results, ttft_s: dict[str, float], seeds: tuple[int, ...])
 def test_figures_are_put_together_by_seed_and_come_back_from_the_file(tmp_path: Path) -> None:
     rounds = measured(lost_to(first=0.5), {"marginal_cost": 1.0, "first": 3.0}, SEEDS)
     assert rounds.cells == (contested((3.0, 4.0), first=(9.0, 12.0)),)
-    contest.write(rounds, tmp_path / "contest.json")
-    assert contest.read(tmp_path / "contest.json") == rounds
-    assert contest.read(tmp_path / "none.json") is None
+    results_file.write_rows(rounds, tmp_path / "contest.json", rows="cells")
+    assert results_file.read_rows(tmp_path / "contest.json", Rounds) == rounds
+    assert results_file.read_rows(tmp_path / "none.json", Rounds) is None
 
 
 def test_a_cell_that_lacks_a_run_is_left_out() -> None:
@@ -96,7 +96,7 @@ def test_a_cell_that_lacks_a_run_is_left_out() -> None:
 def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
     (tmp_path / "contest.json").write_text("[]", encoding="utf-8")
     with pytest.raises(ConfigError, match=r"contest\.json"):
-        contest.read(tmp_path / "contest.json")
+        results_file.read_rows(tmp_path / "contest.json", Rounds)
 
 
 def test_the_page_shows_what_other_seeds_say_below_what_the_first_says() -> None:

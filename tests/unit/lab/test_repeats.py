@@ -94,9 +94,9 @@ def test_each_row_is_held_against_the_same_row_of_before(tmp_path: Path) -> None
         ("marginal_cost", False, 1.0, 1.0),
         ("peer", True, 0.5, 0.6),
     ]
-    repeats.write(found, tmp_path / "repeats.json")
-    assert repeats.read(tmp_path / "repeats.json") == found
-    assert repeats.read(tmp_path / "none.json") is None
+    results_file.write_rows(found, tmp_path / "repeats.json", rows="rows")
+    assert results_file.read_rows(tmp_path / "repeats.json", Repeats) == found
+    assert results_file.read_rows(tmp_path / "none.json", Repeats) is None
 
 
 def test_a_row_of_a_group_is_held_against_that_group() -> None:
@@ -158,4 +158,4 @@ def test_a_repeat_asks_for_the_best_and_no_others(tmp_path: Path) -> None:
 def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
     (tmp_path / "repeats.json").write_text("[]", encoding="utf-8")
     with pytest.raises(ConfigError, match=r"repeats\.json"):
-        repeats.read(tmp_path / "repeats.json")
+        results_file.read_rows(tmp_path / "repeats.json", Repeats)
