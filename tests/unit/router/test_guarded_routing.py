@@ -6,25 +6,12 @@ from random import Random
 from typing import Any
 
 import pytest
+from support.meters import LastValues
 from support.routing import World
 from warmfront.config import CostConfig, GuardConfig, PolicyConfig
-from warmfront.router.meter import NullMeter
 from warmfront.types import Cancelled, FirstToken
 
 PREFIX = 77
-
-
-class Recorder(NullMeter):
-    """Keeps what was measured last."""
-
-    def __init__(self) -> None:
-        self.values: dict[str, float] = {}
-
-    def observe(self, name: str, labels: tuple[str, ...], value: float) -> None:
-        self.values[name] = value
-
-    def set(self, name: str, labels: tuple[str, ...], value: float) -> None:
-        self.values[name] = value
 
 
 def contended(guard: GuardConfig) -> World:
@@ -91,7 +78,7 @@ def test_where_both_rules_agree_nothing_is_compared() -> None:
 
 def test_regret_and_credit_are_metrics_of_the_catalogue() -> None:
     world = contended(GuardConfig(share=0.2))
-    recorder = world.router._decider._meter = Recorder()
+    recorder = world.router._decider._meter = LastValues()
     run(world, 60, seconds=1.8, is_cached=True)
     assert "warmfront_regret_seconds" in recorder.values
     assert recorder.values["warmfront_affinity_credit"] == 1.0
@@ -125,7 +112,7 @@ def test_requests_whose_first_token_or_prompt_is_not_seen_take_no_part(changes: 
 
 def test_the_length_of_an_answer_that_does_not_stream_is_no_regret() -> None:
     world = World(2)
-    recorder = world.router._decider._meter = Recorder()
+    recorder = world.router._decider._meter = LastValues()
     world.serve(stream=False, duration_s=30.0)
     assert "warmfront_regret_seconds" not in recorder.values
     assert guard_of(world)["decisions"] == 1

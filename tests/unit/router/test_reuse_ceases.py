@@ -5,25 +5,15 @@ from __future__ import annotations
 import logging
 
 import pytest
+from support.meters import LastValues
 from support.routing import World, replica
 from warmfront.policy.reuse import UNTESTED_S
-from warmfront.router.meter import NullMeter
 from warmfront.types import Dispatch
 
 TOKENS = 8000
 COLD_S, WARM_S = 0.88, 0.02
 """Prefill of a prompt as the prior expects it, and of one that is cached but for its last block."""
 PREFIX = 77
-
-
-class Gauges(NullMeter):
-    """Keeps what was set last."""
-
-    def __init__(self) -> None:
-        self.values: dict[str, float] = {}
-
-    def set(self, name: str, labels: tuple[str, ...], value: float) -> None:
-        self.values[name] = value
 
 
 def warmed(replicas: int = 1) -> World:
@@ -65,7 +55,7 @@ def test_an_engine_that_ceases_to_reuse_is_priced_so_after_three_prefills_and_ba
 
 
 def test_operators_see_which_replica_is_not_counted_on() -> None:
-    world, gauges = warmed(), Gauges()
+    world, gauges = warmed(), LastValues()
     world.router._meter = gauges
     assert world.ask("fleet")["pools"][0]["replicas"][0]["reuses"]
     for _ in range(3):
